@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::compress_store {
@@ -14,16 +14,16 @@ absl::Status Validate(const Params& params) {
   const int64_t head_size = params.entries.row_size;
   const int64_t rope_size = params.entries.rope_size;
   if (rope_size < 2 || rope_size % 2 != 0 || rope_size > head_size) {
-    return absl::InvalidArgumentError(absl::StrCat("entries: expected an even number of rotary channels, from 2 to the ",
-                                                   head_size, " of a row, got ", rope_size));
+    return absl::InvalidArgumentError(StrCat("entries: expected an even number of rotary channels, from 2 to the ",
+                                             head_size, " of a row, got ", rope_size));
   }
   if (params.hadamard && (head_size & (head_size - 1)) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("entries: the hadamard rotation needs a row size that is a power of two, got ", head_size));
+        StrCat("entries: the hadamard rotation needs a row size that is a power of two, got ", head_size));
   }
   DSV4_RETURN_IF_ERROR(CheckAtLeast("ratio", params.ratio, 1));
   if (!(params.eps >= 0.0f)) {
-    return absl::InvalidArgumentError(absl::StrCat("eps: expected at least 0, got ", params.eps));
+    return absl::InvalidArgumentError(StrCat("eps: expected at least 0, got ", params.eps));
   }
 
   const int64_t state_width = params.overlap ? 2 * head_size : head_size;

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::qnorm_rope_window_insert {
@@ -14,8 +14,8 @@ absl::Status Validate(const Params& params) {
   const int64_t head_size = params.window.row_size;
   const int64_t rope_size = params.window.rope_size;
   if (rope_size < 2 || rope_size % 2 != 0 || rope_size > head_size) {
-    return absl::InvalidArgumentError(absl::StrCat("window: expected an even number of rotary channels, from 2 to the ",
-                                                   head_size, " of a row, got ", rope_size));
+    return absl::InvalidArgumentError(StrCat("window: expected an even number of rotary channels, from 2 to the ",
+                                             head_size, " of a row, got ", rope_size));
   }
   DSV4_RETURN_IF_ERROR(
       CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, head_size}));
@@ -25,7 +25,7 @@ absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("positions", params.positions, {DType::kI64}, {tokens}));
   DSV4_RETURN_IF_ERROR(CheckTensor("cos_sin", params.cos_sin, {DType::kF32}, {kAnyExtent, rope_size}));
   if (!(params.eps >= 0.0f)) {
-    return absl::InvalidArgumentError(absl::StrCat("eps: expected at least 0, got ", params.eps));
+    return absl::InvalidArgumentError(StrCat("eps: expected at least 0, got ", params.eps));
   }
 
   const TensorView& pages = params.window.pages;

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::save_partial_states {
@@ -23,9 +23,9 @@ absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckAtLeast("state_cache: block size", params.state_cache.extents[1], 1));
   const int64_t row_size = params.state_cache.extents[2];
   if (row_size % 2 != 0 || row_size / 2 < head_size) {
-    return absl::InvalidArgumentError(absl::StrCat("state_cache: expected rows of 2 * state width, with a state width of "
-                                                   "at least the head size ",
-                                                   head_size, ", got ", params.state_cache.ToString()));
+    return absl::InvalidArgumentError(
+        StrCat("state_cache: expected rows of 2 * state width, with a state width of at least the head size ", head_size,
+               ", got ", params.state_cache.ToString()));
   }
 
   DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("state_cache", params.state_cache));

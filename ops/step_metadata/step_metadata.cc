@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::step_metadata {
@@ -18,14 +18,14 @@ struct NamedView {
 };
 
 std::string Name(const char* list, size_t index, const char* field) {
-  return absl::StrCat(list, "[", index, "].", field);
+  return StrCat(list, "[", index, "].", field);
 }
 
 // All tables have a row for each request. `num_requests` is kAnyExtent until the first table has set it.
 absl::Status CheckBlockTable(const std::string& name, const TensorView& table, int64_t& num_requests) {
   DSV4_RETURN_IF_ERROR(CheckTensor(name, table, {DType::kI32}, {num_requests, kAnyExtent}));
   num_requests = table.extents[0];
-  return CheckAtLeast(absl::StrCat(name, ": blocks of a request"), table.extents[1], 1);
+  return CheckAtLeast(StrCat(name, ": blocks of a request"), table.extents[1], 1);
 }
 
 }  // namespace
