@@ -28,9 +28,9 @@ absl::Status Validate(const Params& params) {
   const struct {
     const char* name;
     const TensorView& view;
-  } written[] = {{"requests", params.requests},       {"token_ids", params.token_ids},
-                 {"positions", params.positions},     {"next_tokens", params.next_tokens},
-                 {"remaining", params.remaining},     {"outputs", params.outputs},
+  } written[] = {{"requests", params.requests},           {"token_ids", params.token_ids},
+                 {"positions", params.positions},         {"next_tokens", params.next_tokens},
+                 {"remaining", params.remaining},         {"outputs", params.outputs},
                  {"output_counts", params.output_counts}, {"live_rows", params.live_rows}};
   for (size_t a = 0; a < std::size(written); ++a) {
     DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap(written[a].name, written[a].view));

@@ -17,8 +17,7 @@ absl::Status Validate(const Params& params) {
     return absl::InvalidArgumentError(StrCat("window: expected an even number of rotary channels, from 2 to the ",
                                              head_size, " of a row, got ", rope_size));
   }
-  DSV4_RETURN_IF_ERROR(
-      CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, head_size}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, head_size}));
   const int64_t tokens = params.q.extents[0];
   DSV4_RETURN_IF_ERROR(CheckTensor("kv", params.kv, {DType::kF32, DType::kBf16}, {tokens, head_size}));
   DSV4_RETURN_IF_ERROR(CheckTensor("slots", params.slots, {DType::kI64}, {tokens}));

@@ -70,8 +70,8 @@ void RunCpu(const Params& params) {
         Philox4x32({Low(request), High(request), Low(position), High(position)}, {Low(seed), High(seed)})[0];
     const float u = static_cast<float>(word >> 8) * 0x1p-24f;
 
-    const int32_t token = Draw(params.logits.Row<float>(l), params.logits.extents[1],
-                               *params.temperatures.At<float>(l), u);
+    const int32_t token =
+        Draw(params.logits.Row<float>(l), params.logits.extents[1], *params.temperatures.At<float>(l), u);
     *params.tokens.At<int32_t>(l) = token;
     int32_t& next_token = *params.next_tokens.At<int32_t>(row);
     if (next_token < 0) next_token = token;

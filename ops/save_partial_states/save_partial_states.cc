@@ -24,8 +24,8 @@ absl::Status Validate(const Params& params) {
   const int64_t row_size = params.state_cache.extents[2];
   if (row_size % 2 != 0 || row_size / 2 < head_size) {
     return absl::InvalidArgumentError(
-        StrCat("state_cache: expected rows of 2 * state width, with a state width of at least the head size ", head_size,
-               ", got ", params.state_cache.ToString()));
+        StrCat("state_cache: expected rows of 2 * state width, with a state width of at least the head size ",
+               head_size, ", got ", params.state_cache.ToString()));
   }
 
   DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("state_cache", params.state_cache));

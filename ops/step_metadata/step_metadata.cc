@@ -17,9 +17,7 @@ struct NamedView {
   TensorView view;
 };
 
-std::string Name(const char* list, size_t index, const char* field) {
-  return StrCat(list, "[", index, "].", field);
-}
+std::string Name(const char* list, size_t index, const char* field) { return StrCat(list, "[", index, "].", field); }
 
 // All tables have a row for each request. `num_requests` is kAnyExtent until the first table has set it.
 absl::Status CheckBlockTable(const std::string& name, const TensorView& table, int64_t& num_requests) {
