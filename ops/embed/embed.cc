@@ -8,10 +8,7 @@ namespace dsv4::embed {
 namespace {
 
 AccessList Accesses(const Params& params) {
-  return AccessList()
-      .Read("token_ids", params.token_ids)
-      .Weight("table", params.table)
-      .Write("out", params.out);
+  return AccessList().Read("token_ids", params.token_ids).Weight("table", params.table).Write("out", params.out);
 }
 
 }  // namespace

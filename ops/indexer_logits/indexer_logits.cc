@@ -1,8 +1,8 @@
 #include "ops/indexer_logits/indexer_logits.h"
 
-#include "absl/strings/str_cat.h"
 #include "ops/declared_accesses/declared_accesses.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::indexer_logits {
@@ -25,8 +25,7 @@ absl::Status CheckQuery(const Params& params) {
   switch (params.keys.format) {
     case RowFormat::kF32:
     case RowFormat::kBf16:
-      return CheckTensor("q_values", params.q_values, {DType::kF32, DType::kBf16},
-                         {kAnyExtent, kAnyExtent, channels});
+      return CheckTensor("q_values", params.q_values, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, channels});
     case RowFormat::kFp8Key:
       return CheckTensor("q_values", params.q_values, {DType::kE4m3}, {kAnyExtent, kAnyExtent, channels});
     case RowFormat::kMxfp4Key:
@@ -34,11 +33,9 @@ absl::Status CheckQuery(const Params& params) {
           CheckTensor("q_values", params.q_values, {DType::kE2m1x2}, {kAnyExtent, kAnyExtent, channels / 2}));
       return CheckTensor("q_scales", params.q_scales, {DType::kE8m0},
                          {params.q_values.extents[0], params.q_values.extents[1], channels / 32});
-    default: {
-      const std::string_view name = RowFormatName(params.keys.format);
-      return absl::InvalidArgumentError(absl::StrCat("keys: expected a format of indexer keys, got ",
-                                                     absl::string_view(name.data(), name.size())));
-    }
+    default:
+      return absl::InvalidArgumentError(
+          StrCat("keys: expected a format of indexer keys, got ", RowFormatName(params.keys.format)));
   }
 }
 

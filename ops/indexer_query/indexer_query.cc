@@ -1,8 +1,8 @@
 #include "ops/indexer_query/indexer_query.h"
 
-#include "absl/strings/str_cat.h"
 #include "ops/declared_accesses/declared_accesses.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::indexer_query {
@@ -28,24 +28,20 @@ absl::Status CheckFormat(const Params& params, int64_t rows, int64_t heads, int6
       return CheckTensor("out_values", params.out_values, {DType::kE4m3}, {rows, heads, channels});
     case RowFormat::kMxfp4Key:
       if (channels % 32 != 0) {
-        return absl::InvalidArgumentError(absl::StrCat("q: expected a multiple of 32 channels, got ", channels));
+        return absl::InvalidArgumentError(StrCat("q: expected a multiple of 32 channels, got ", channels));
       }
-      DSV4_RETURN_IF_ERROR(
-          CheckTensor("out_values", params.out_values, {DType::kE2m1x2}, {rows, heads, channels / 2}));
+      DSV4_RETURN_IF_ERROR(CheckTensor("out_values", params.out_values, {DType::kE2m1x2}, {rows, heads, channels / 2}));
       return CheckTensor("out_scales", params.out_scales, {DType::kE8m0}, {rows, heads, channels / 32});
-    default: {
-      const std::string_view name = RowFormatName(params.format);
-      return absl::InvalidArgumentError(absl::StrCat("format: expected that of an indexer key, got ",
-                                                     absl::string_view(name.data(), name.size())));
-    }
+    default:
+      return absl::InvalidArgumentError(
+          StrCat("format: expected that of an indexer key, got ", RowFormatName(params.format)));
   }
 }
 
 }  // namespace
 
 absl::Status Validate(const Params& params) {
-  DSV4_RETURN_IF_ERROR(
-      CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, kAnyExtent}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, kAnyExtent}));
   const int64_t rows = params.q.extents[0];
   const int64_t heads = params.q.extents[1];
   const int64_t channels = params.q.extents[2];
@@ -55,11 +51,10 @@ absl::Status Validate(const Params& params) {
   const int64_t rotary = params.cos_sin.extent(1);
   if (rotary % 2 != 0 || rotary > channels) {
     return absl::InvalidArgumentError(
-        absl::StrCat("cos_sin: expected an even number of at most ", channels, " rotary channels, got ", rotary));
+        StrCat("cos_sin: expected an even number of at most ", channels, " rotary channels, got ", rotary));
   }
   if (params.hadamard && (channels < 1 || (channels & (channels - 1)) != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("q: expected a power of two of channels for hadamard, got ", channels));
+    return absl::InvalidArgumentError(StrCat("q: expected a power of two of channels for hadamard, got ", channels));
   }
   DSV4_RETURN_IF_ERROR(CheckFormat(params, rows, heads, channels));
   DSV4_RETURN_IF_ERROR(CheckTensor("out_weights", params.out_weights, {DType::kF32}, {rows, heads}));

@@ -1,11 +1,9 @@
 #include "ops/moe/moe.h"
 
-#include <string>
-#include <string_view>
-
-#include "absl/strings/str_cat.h"
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/linear/check_weight.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::moe {
@@ -29,29 +27,13 @@ AccessList Accesses(const Params& params) {
       .Write("out", params.out);
 }
 
-// A stack of `experts` matrices, each [rows, cols].
-absl::Status CheckStack(std::string_view name, const QuantizedWeight& stack, int64_t experts, int64_t rows,
-                        int64_t cols) {
-  if (stack.values.rank() != 3 || stack.values.extent(0) != experts) {
-    return absl::InvalidArgumentError(absl::StrCat(absl::string_view(name.data(), name.size()),
-                                                   ": expected a stack of ", experts, " matrices, got ",
-                                                   stack.values.ToString()));
-  }
-  if (!stack.scales.empty() && (stack.scales.rank() != 3 || stack.scales.extent(0) != experts)) {
-    return absl::InvalidArgumentError(absl::StrCat(absl::string_view(name.data(), name.size()),
-                                                   ": expected scales of ", experts, " matrices, got ",
-                                                   stack.scales.ToString()));
-  }
-  return CheckWeight(name, stack.Index(0), rows, cols);
-}
-
 }  // namespace
 
 absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("x", params.x, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent}));
   const int64_t rows = params.x.extents[0];
   const int64_t channels = params.x.extents[1];
-  DSV4_RETURN_IF_ERROR(CheckWeight("gate", params.gate, kAnyExtent, channels));
+  DSV4_RETURN_IF_ERROR(CheckMatrix("gate", params.gate, kAnyExtent, channels));
   const int64_t experts = params.gate.rows();
   DSV4_RETURN_IF_ERROR(CheckAtLeast("experts", experts, 1));
 
@@ -60,12 +42,12 @@ absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckAtLeast("experts of a row", chosen, 1));
   if (chosen > experts) {
     return absl::InvalidArgumentError(
-        absl::StrCat("expert_ids: expected at most ", experts, " experts of a row, got ", chosen));
+        StrCat("expert_ids: expected at most ", experts, " experts of a row, got ", chosen));
   }
   DSV4_RETURN_IF_ERROR(CheckTensor("expert_weights", params.expert_weights, {DType::kF32}, {rows, chosen}));
   if (params.bias.empty() == params.expert_table.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("bias, expert_table: expected one of them, got ",
-                                                   params.bias.empty() ? "neither" : "both"));
+    return absl::InvalidArgumentError(
+        StrCat("bias, expert_table: expected one of them, got ", params.bias.empty() ? "neither" : "both"));
   }
   if (params.expert_table.empty()) {
     DSV4_RETURN_IF_ERROR(CheckTensor("bias", params.bias, {DType::kF32}, {experts}));
@@ -74,17 +56,16 @@ absl::Status Validate(const Params& params) {
     DSV4_RETURN_IF_ERROR(CheckTensor("row_tokens", params.row_tokens, {DType::kI32}, {rows}));
   }
 
-  DSV4_RETURN_IF_ERROR(CheckStack("experts.w1", params.experts.w1, experts, kAnyExtent, channels));
+  DSV4_RETURN_IF_ERROR(CheckMatrices("experts.w1", params.experts.w1, experts, kAnyExtent, channels));
   const int64_t inner = params.experts.w1.rows();
-  DSV4_RETURN_IF_ERROR(CheckStack("experts.w3", params.experts.w3, experts, inner, channels));
-  DSV4_RETURN_IF_ERROR(CheckStack("experts.w2", params.experts.w2, experts, channels, inner));
-  DSV4_RETURN_IF_ERROR(CheckWeight("shared.w1", params.shared.w1, kAnyExtent, channels));
+  DSV4_RETURN_IF_ERROR(CheckMatrices("experts.w3", params.experts.w3, experts, inner, channels));
+  DSV4_RETURN_IF_ERROR(CheckMatrices("experts.w2", params.experts.w2, experts, channels, inner));
+  DSV4_RETURN_IF_ERROR(CheckMatrix("shared.w1", params.shared.w1, kAnyExtent, channels));
   const int64_t shared_inner = params.shared.w1.rows();
-  DSV4_RETURN_IF_ERROR(CheckWeight("shared.w3", params.shared.w3, shared_inner, channels));
-  DSV4_RETURN_IF_ERROR(CheckWeight("shared.w2", params.shared.w2, channels, shared_inner));
+  DSV4_RETURN_IF_ERROR(CheckMatrix("shared.w3", params.shared.w3, shared_inner, channels));
+  DSV4_RETURN_IF_ERROR(CheckMatrix("shared.w2", params.shared.w2, channels, shared_inner));
   if (!(params.swiglu_limit > 0.0f)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("swiglu_limit: expected a positive number, got ", params.swiglu_limit));
+    return absl::InvalidArgumentError(StrCat("swiglu_limit: expected a positive number, got ", params.swiglu_limit));
   }
   DSV4_RETURN_IF_ERROR(CheckTensor("out", params.out, {DType::kF32, DType::kBf16}, {rows, channels}));
   return CheckWritesDisjoint(Accesses(params));

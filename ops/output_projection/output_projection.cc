@@ -1,9 +1,10 @@
 #include "ops/output_projection/output_projection.h"
 
-#include "absl/strings/str_cat.h"
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/linear/check_weight.h"
 #include "ops/linear/linear.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::output_projection {
@@ -38,8 +39,7 @@ linear::Params SecondProduct(const Params& params) {
 }  // namespace
 
 absl::Status Validate(const Params& params) {
-  DSV4_RETURN_IF_ERROR(
-      CheckTensor("o", params.o, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, kAnyExtent}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("o", params.o, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, kAnyExtent}));
   const int64_t rows = params.o.extents[0];
   const int64_t heads = params.o.extents[1];
   const int64_t channels = params.o.extents[2];
@@ -48,28 +48,25 @@ absl::Status Validate(const Params& params) {
   const int64_t rotary = params.cos_sin.extent(1);
   if (rotary % 2 != 0 || rotary > channels) {
     return absl::InvalidArgumentError(
-        absl::StrCat("cos_sin: expected an even number of at most ", channels, " rotary channels, got ", rotary));
+        StrCat("cos_sin: expected an even number of at most ", channels, " rotary channels, got ", rotary));
   }
   DSV4_RETURN_IF_ERROR(CheckAtLeast("groups", params.groups, 1));
   if (heads % params.groups != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("o: expected heads in ", params.groups, " equal groups, got ", heads));
+    return absl::InvalidArgumentError(StrCat("o: expected heads in ", params.groups, " equal groups, got ", heads));
   }
-  DSV4_RETURN_IF_ERROR(CheckWeight("wo_a", params.wo_a, kAnyExtent, heads / params.groups * channels));
+  DSV4_RETURN_IF_ERROR(CheckMatrix("wo_a", params.wo_a, kAnyExtent, heads / params.groups * channels));
   const int64_t low_rank = params.wo_a.rows();
   if (low_rank % params.groups != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("wo_a: expected rows in ", params.groups, " equal groups, got ", low_rank));
+        StrCat("wo_a: expected rows in ", params.groups, " equal groups, got ", low_rank));
   }
-  DSV4_RETURN_IF_ERROR(CheckWeight("wo_b", params.wo_b, kAnyExtent, low_rank));
-  DSV4_RETURN_IF_ERROR(
-      CheckTensor("rotated", params.rotated, {DType::kF32, DType::kBf16}, {rows, heads, channels}));
+  DSV4_RETURN_IF_ERROR(CheckMatrix("wo_b", params.wo_b, kAnyExtent, low_rank));
+  DSV4_RETURN_IF_ERROR(CheckTensor("rotated", params.rotated, {DType::kF32, DType::kBf16}, {rows, heads, channels}));
   if (!params.rotated.is_contiguous()) {
     return absl::InvalidArgumentError("rotated: expected a contiguous tensor, got other strides");
   }
   DSV4_RETURN_IF_ERROR(CheckTensor("low_rank", params.low_rank, {DType::kF32, DType::kBf16}, {rows, low_rank}));
-  DSV4_RETURN_IF_ERROR(
-      CheckTensor("out", params.out, {DType::kF32, DType::kBf16}, {rows, params.wo_b.rows()}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("out", params.out, {DType::kF32, DType::kBf16}, {rows, params.wo_b.rows()}));
   return CheckWritesDisjoint(RotationAccesses(params)
                                  .Weight("wo_a", params.wo_a)
                                  .Write("low_rank", params.low_rank)
@@ -79,9 +76,8 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  DSV4_RETURN_IF_ERROR(stream.Enqueue({.op = "inverse_rope",
-                                       .accesses = RotationAccesses(params),
-                                       .run = [params] { RunRotationCpu(params); }}));
+  DSV4_RETURN_IF_ERROR(stream.Enqueue(
+      {.op = "inverse_rope", .accesses = RotationAccesses(params), .run = [params] { RunRotationCpu(params); }}));
   DSV4_RETURN_IF_ERROR(linear::Record(stream, FirstProduct(params)));
   return linear::Record(stream, SecondProduct(params));
 }

@@ -1,8 +1,8 @@
 #include "ops/sparse_attention/sparse_attention.h"
 
-#include "absl/strings/str_cat.h"
 #include "ops/declared_accesses/declared_accesses.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::sparse_attention {
@@ -25,8 +25,7 @@ AccessList Accesses(const Params& params) {
 absl::Status CheckRows(std::string_view name, const PagedRows& rows, int64_t channels) {
   DSV4_RETURN_IF_ERROR(CheckPagedRows(name, rows));
   if (rows.row_size != channels) {
-    return absl::InvalidArgumentError(absl::StrCat(absl::string_view(name.data(), name.size()), ": expected rows of ",
-                                                   channels, " channels, got ", rows.row_size));
+    return absl::InvalidArgumentError(StrCat(name, ": expected rows of ", channels, " channels, got ", rows.row_size));
   }
   return absl::OkStatus();
 }
@@ -34,8 +33,7 @@ absl::Status CheckRows(std::string_view name, const PagedRows& rows, int64_t cha
 }  // namespace
 
 absl::Status Validate(const Params& params) {
-  DSV4_RETURN_IF_ERROR(
-      CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, kAnyExtent}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("q", params.q, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent, kAnyExtent}));
   const int64_t rows = params.q.extents[0];
   const int64_t heads = params.q.extents[1];
   const int64_t channels = params.q.extents[2];

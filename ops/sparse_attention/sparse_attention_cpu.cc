@@ -60,8 +60,8 @@ void RunCpu(const Params& params) {
       for (int64_t t = 0; t < count; ++t) {
         const float p = std::exp(scores[t] - largest);
         sum += p;
-        sum_of_values += (bf16 ? RoundToBf16(p) : p) *
-                         Eigen::Map<const Eigen::VectorXf>(keys.data() + t * channels, channels);
+        sum_of_values +=
+            (bf16 ? RoundToBf16(p) : p) * Eigen::Map<const Eigen::VectorXf>(keys.data() + t * channels, channels);
       }
       sum_of_values /= sum + std::exp(params.sink.As<float>()[h] - largest);
       StoreRow(params.out, sum_of_values.data(), i, h);
