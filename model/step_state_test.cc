@@ -215,14 +215,14 @@ TEST_F(StepStateTest, TheRestOfATableIsBlockZero) {
   ASSERT_EQ(groups_[group].table_blocks, 3);
   DSV4_ASSERT_OK(state_->SetBlockTable(*stream_, group, 1, {7}));
   DSV4_ASSERT_OK(stream_->Synchronize());
-  const TensorView& table = state_->Context(1).compressed[1].entry_block_table;
+  const TensorView table = state_->Context(1).compressed[1].entry_block_table;
   EXPECT_EQ(ToInts(table.Index(1)), (std::vector<int64_t>{7, 0, 0}));
   EXPECT_EQ(ToInts(table.Index(0)), std::vector<int64_t>(tables_[group][0].begin(), tables_[group][0].end()));
   EXPECT_EQ(ToInts(table.Index(2)), std::vector<int64_t>(tables_[group][2].begin(), tables_[group][2].end()));
 }
 
 TEST_F(StepStateTest, RefusesABlockTableThatDoesNotFit) {
-  const TensorView& table = state_->Context(1).compressed[1].entry_block_table;
+  const TensorView table = state_->Context(1).compressed[1].entry_block_table;
   const std::vector<int64_t> before = ToInts(table);
   EXPECT_THAT(state_->SetBlockTable(*stream_, 4, 1, {7, 6, 5, 4}),
               StatusIs(absl::StatusCode::kInvalidArgument, "block table: expected at most 3 blocks, got 4"));

@@ -64,14 +64,14 @@ TEST_P(VariedModelTest, PromptsMayBeCutAnywhere) {
   DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel model, LoadRandomModel(RandomModel(named.config, /*seed=*/11)));
   const Request request = {
       .prompt = RandomTokens(139, named.config.vocab_size, 12), .max_new_tokens = 6, .ignore_eos = true};
-  ExpectChunksDoNotMatter(model, numeric, request, {1, 7, 139});
+  ExpectChunksDoNotMatter(model, numeric, request, {5, 139});
 }
 
 TEST_P(PrecisionTest, PromptsMayBeCutAnywhere) {
   const ModelConfig config = SmallModelConfig({kWindowOnly, kRatio4, kRatio128});
   DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel model, LoadRandomModel(RandomModel(config, /*seed=*/10)));
   const Request request = {.prompt = RandomTokens(259, config.vocab_size, 9), .max_new_tokens = 6, .ignore_eos = true};
-  ExpectChunksDoNotMatter(model, GetParam(), request, {1, 2, 3, 4, 7, 31, 32, 33, 128, 259});
+  ExpectChunksDoNotMatter(model, GetParam(), request, {1, 3, 4, 7, 32, 33, 128, 259});
 }
 
 TEST_P(PrecisionTest, PromptsOfTheTinyCheckpointMayBeCutAnywhere) {
