@@ -213,6 +213,22 @@ TEST_F(AdvanceStep, ForcedTokensIgnoreTheEndTokenAndFillTheNextOne) {
   EXPECT_THAT(loop.outputs.ToInts(), ElementsAre(kEos, 77, 55, 88, kEos, -1, 61, 62, 63, 64, kEos, -1));
 }
 
+TEST_F(AdvanceStep, NoTokenIsForcedPastTheEndOfTheForcedOnes) {
+  // In memory the next request's tokens follow.
+  const Loop loop({.requests = {0, 1},
+                   .token_ids = {50, 60},
+                   .positions = {7, 7},
+                   .next_tokens = {51, kEos},
+                   .remaining = {9, 9, 9},
+                   .ignore_eos = {0, 0, 0},
+                   .forced_tokens = 2,
+                   .forced = {5, 6, 7, 8, 9, 10},
+                   .output_counts = {1, 2, 0}});
+  Run(loop);
+  EXPECT_THAT(loop.next_tokens.ToInts()[0], -1);
+  EXPECT_THAT(loop.requests.ToInts(), ElementsAre(0, -1));
+}
+
 TEST_F(AdvanceStep, AnUnforcedEndTokenAmongForcedOnesEndsTheRequest) {
   const Loop loop({.requests = {0},
                    .token_ids = {50},

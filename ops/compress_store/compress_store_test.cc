@@ -816,6 +816,7 @@ TEST_F(CompressStore, RefusesBadInputByNameAndWritesNothing) {
        },
        "power of two"},
       {[](Params& p) { p.entries.pages.strides[0] = 0; }, "entries"},
+      {[](Params& p) { p.entries.pages.extents[1] += 1; }, "entries"},  // into the next page
       {[](Params& p) { p.state_cache.data = p.entries.pages.data; }, "state_cache"},
       {[](Params& p) { p.state_slots.data = p.entries.pages.data; }, "state_slots"},
       {[](Params& p) { p.state_block_table.data = p.entries.pages.data; }, "state_block_table"},

@@ -401,6 +401,7 @@ TEST_F(QnormRopeWindowInsert, RefusesBadInputByNameAndWritesNothing) {
       {[](Params& p) { p.window.rope_size = 0; }, "window: expected an even number of rotary channels"},
       {[](Params& p) { p.window.format = RowFormat::kFp8; }, "window (fp8)"},
       {[](Params& p) { p.window.pages.strides[0] = 0; }, "window"},
+      {[](Params& p) { p.window.pages.extents[1] += 1; }, "window"},  // into the next page
       {[](Params& p) { p.window.pages.data = p.q.data; }, "window"},
       {[](Params& p) { p.kv.data = p.q.data; }, "kv"},
       {[](Params& p) { p.slots.data = p.q.data; }, "slots"},

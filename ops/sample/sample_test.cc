@@ -168,6 +168,38 @@ TEST_F(Sample, IsTheInverseOfTheCumulativeDistributionAtU) {
   EXPECT_GT(compared, 700);
 }
 
+// Word 0 of the generator for seed 0 and request 0, as a multiple of 2^-24.
+uint32_t UniformBits(int64_t position) {
+  return Philox4x32({0, 0, static_cast<uint32_t>(position + 1), 0}, {0, 0})[0] >> 8;
+}
+
+// With 2^17 equal logits each token's share of [0, 1) is [t, t + 1) * 2^-17, its lower end included.
+TEST_F(Sample, ASharesLowerEndBelongsToIt) {
+  const std::vector<float> logits(1 << 17, 2.5f);
+  int64_t ends = 0;
+  for (int64_t position = 0; ends < 5; ++position) {
+    if (UniformBits(position) % 128 != 0) continue;
+    ends += 1;
+    EXPECT_EQ(DrawOne(logits, {.temperature = 1}, position), UniformBits(position) / 128);
+  }
+}
+
+// 10^5 tokens, each too unlikely to change an fp32 sum that holds the likely one, are 1.5 in a thousand together.
+TEST_F(Sample, ManyUnlikelyTokensKeepTheirShare) {
+  std::vector<float> logits(100001, -18.0f);
+  logits[0] = 0;
+  const double weight = std::exp(-18.0), total = 1 + 1e5 * weight;
+  int64_t drawn = 0;
+  for (int64_t position = 0; drawn < 3; ++position) {
+    const double u = UniformBits(position) * 0x1p-24;
+    if (u < 1.0001 / total) continue;
+    drawn += 1;
+    // The fp32 weight errs by 2^-24 of itself, and so does the whole tail.
+    EXPECT_NEAR(static_cast<double>(DrawOne(logits, {.temperature = 1}, position)), (u * total - 1) / weight + 0.5,
+                1.0);
+  }
+}
+
 TEST_F(Sample, DrawsWithTheProbabilitiesOfTheSoftmax) {
   // Probabilities 1/2, 1/4, 1/8, 1/8 at temperature 2.
   const float ln2 = std::log(2.0f);

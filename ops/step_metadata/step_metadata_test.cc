@@ -258,8 +258,9 @@ TEST_F(StepMetadata, TakesAStepWithoutRows) {
 
 TEST_F(StepMetadata, DeclaresWhatItTouchesAndReadsTablesWhenReplayed) {
   const std::vector<std::vector<int64_t>> table = {{0, 1}, {2, 3}};
-  const Step step({{1, 0, 3}, {2, 1, 5}}, {{.ratio = 1, .rows_per_block = 4, .table = table}},
-                  {{.ratio = 1, .limit = 2, .rows_per_block = 4, .table = table, .width = 2}, {.ratio = 4}});
+  Step step({{1, 0, 3}, {2, 1, 5}}, {{.ratio = 1, .rows_per_block = 4, .table = table}},
+            {{.ratio = 1, .limit = 2, .rows_per_block = 4, .table = table, .width = 2}, {.ratio = 4}});
+  step.params.visible[1].block_table = step.params.groups[0].block_table;  // of no use without a list
   const std::vector<OpRecord> records = Capture([&] { return Record(stream(), step.params); });
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].op, "step_metadata");
@@ -308,6 +309,7 @@ TEST_F(StepMetadata, RefusesBadInputByNameAndWritesNothing) {
       {[](Params& p) { p.visible[0].slots.strides[0] = 1; }, "visible[0].slots"},
       {[](Params& p) { p.row_tokens = p.token_ids; }, "row_tokens"},
       {[](Params& p) { p.row_positions = p.positions; }, "row_positions"},
+      {[](Params& p) { p.row_tokens.data = p.visible[0].block_table.data; }, "visible[0].block_table"},
       {[](Params& p) { p.row_requests = p.row_tokens; }, "row_tokens"},
       {[](Params& p) { p.groups[1].slots = p.groups[0].slots; }, "groups[1].slots"},
       {[](Params& p) { p.groups[1].slots = p.row_positions; }, "row_positions"},
