@@ -14,6 +14,7 @@
 #include <functional>
 #include <initializer_list>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/device.h"
 #include "runtime/tensor_view.h"
@@ -25,6 +26,7 @@ class Arena {
   static constexpr int64_t kAlignment = 256;
 
   // Runs `lay_out` to measure, allocates, and runs it again to place. The device must outlive the arena.
+  // InvalidArgument if a tensor has a negative extent or a size past 64 bits, Internal if the two runs differ.
   static absl::StatusOr<Arena> Create(Device& device, const std::function<void(Arena&)>& lay_out);
 
   Arena() = default;  // owns nothing
@@ -33,7 +35,8 @@ class Arena {
   ~Arena();
 
   // A contiguous tensor, aligned to kAlignment, contents undefined. For use inside `lay_out` only. While
-  // measuring, the view's pointer is not to be dereferenced.
+  // measuring, the view's pointer is neither null nor to be dereferenced. A tensor that Create will refuse gives
+  // an empty view.
   TensorView Add(DType dtype, std::initializer_list<int64_t> extents);
 
   int64_t size_bytes() const { return size_bytes_; }
@@ -44,6 +47,8 @@ class Arena {
   char* data_ = nullptr;  // null while measuring
   int64_t size_bytes_ = 0;
   int64_t used_bytes_ = 0;
+  bool measuring_ = false;
+  absl::Status status_;  // the first failed Add
 };
 
 }  // namespace dsv4

@@ -42,9 +42,9 @@ int64_t RowBytes(RowFormat format, int64_t row_size, int64_t rope_size);
 int64_t PagePayloadBytes(RowFormat format, int64_t rows_per_page, int64_t row_size, int64_t rope_size);
 int64_t PageStrideBytes(RowFormat format, int64_t rows_per_page, int64_t row_size, int64_t rope_size);
 
-// InvalidArgument, naming the cache, if the sizes do not suit the format (kFp8: row_size - rope_size a multiple
-// of 64; kMxfp4Key: row_size a multiple of 32), a page is too small, or alignment is off (a page must start on a
-// multiple of 4 bytes in every format).
+// InvalidArgument, naming the cache, if the sizes do not suit the format (kFp8: row_size - rope_size a positive
+// multiple of 64, rope_size even; kFp8Key: row_size a multiple of 4; kMxfp4Key: of 32), a page is too small, pages
+// overlap, or alignment is off (a page must start on a multiple of 4 bytes in every format).
 absl::Status CheckPagedRows(std::string_view name, const PagedRows& cache);
 
 // CPU codecs of one row of row_size floats. The slot must be in range. Values are rounded to bf16 first in every

@@ -11,6 +11,8 @@
 //   DSV4_RETURN_IF_ERROR(writer.Write(path));
 //
 // Format: 8 bytes little-endian header length, a JSON header, then the data; offsets are relative to the data.
+// Bytes that no tensor names (between two tensors, or after the last) are accepted, though the format's own library
+// rejects them: writers that align tensors leave them. The writer leaves none.
 #ifndef DSV4_RUNTIME_SAFETENSORS_H_
 #define DSV4_RUNTIME_SAFETENSORS_H_
 
@@ -53,9 +55,10 @@ struct FileTensor {
 
 class SafetensorsFile {
  public:
-  // NotFound if there is no such file. Rejects: a header longer than the file, JSON that is not one object of
-  // tensors, a duplicate name, an unknown dtype, a negative extent, offsets that are out of order, past the end, that
-  // overlap another tensor's, or whose length is not that of dtype and shape.
+  // NotFound if there is no such file. Rejects: a header longer than the file or than 100 MB, JSON that is not one
+  // object of tensors (and metadata that is not one of strings), a duplicate or unknown field, a duplicate name, an
+  // unknown dtype, a negative extent, offsets that are out of order, past the end, that overlap another tensor's, or
+  // whose length is not that of dtype and shape. The file must not be shortened while it is open.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -79,6 +82,7 @@ class SafetensorsFile {
 
 class SafetensorsWriter {
  public:
+  // Names, keys and values are UTF-8; Write or Add refuses others.
   void SetMetadata(const std::string& key, const std::string& value);
   // Copies the bytes. InvalidArgument if the name is taken or the size is not that of dtype and shape.
   absl::Status Add(const std::string& name, FileDType dtype, const std::vector<int64_t>& shape,

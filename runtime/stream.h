@@ -86,7 +86,8 @@ class Stream {
   void set_sink(RecordSink* sink) { sink_ = sink; }
   RecordSink* sink() const { return sink_; }
 
-  // Enqueue copies and fills; host memory must stay until Synchronize. Never recorded.
+  // Enqueue copies and fills; host memory must stay until Synchronize. Never recorded: FailedPrecondition while a
+  // sink is set.
   virtual absl::Status CopyToDevice(void* destination, const void* source, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(void* destination, const void* source, int64_t bytes) = 0;
   virtual absl::Status Fill(void* destination, uint8_t value, int64_t bytes) = 0;
