@@ -1,0 +1,72 @@
+#include "ops/compress_store/compress_store.h"
+
+#include <cstdint>
+
+#include "runtime/status.h"
+#include "runtime/str_cat.h"
+#include "runtime/tensor_check.h"
+
+namespace dsv4::compress_store {
+
+absl::Status Validate(const Params& params) {
+  DSV4_RETURN_IF_ERROR(CheckTensor("entries", params.entries.pages, {DType::kU8}, {kAnyExtent, kAnyExtent}));
+  DSV4_RETURN_IF_ERROR(CheckPagedRows("entries", params.entries));
+  const int64_t head_size = params.entries.row_size;
+  const int64_t rope_size = params.entries.rope_size;
+  if (rope_size < 2 || rope_size % 2 != 0 || rope_size > head_size) {
+    return absl::InvalidArgumentError(StrCat("entries: expected an even number of rotary channels, from 2 to the ",
+                                             head_size, " of a row, got ", rope_size));
+  }
+  if (params.hadamard && (head_size & (head_size - 1)) != 0) {
+    return absl::InvalidArgumentError(
+        StrCat("entries: the hadamard rotation needs a row size that is a power of two, got ", head_size));
+  }
+  DSV4_RETURN_IF_ERROR(CheckAtLeast("ratio", params.ratio, 1));
+  if (!(params.eps >= 0.0f)) {
+    return absl::InvalidArgumentError(StrCat("eps: expected at least 0, got ", params.eps));
+  }
+
+  const int64_t state_width = params.overlap ? 2 * head_size : head_size;
+  DSV4_RETURN_IF_ERROR(CheckTensor("state_cache", params.state_cache, {DType::kF32, DType::kBf16},
+                                   {kAnyExtent, kAnyExtent, 2 * state_width}));
+  DSV4_RETURN_IF_ERROR(CheckAtLeast("state_cache: block size", params.state_cache.extents[1], 1));
+  DSV4_RETURN_IF_ERROR(CheckTensor("state_slots", params.state_slots, {DType::kI64}, {kAnyExtent}));
+  const int64_t tokens = params.state_slots.extents[0];
+  DSV4_RETURN_IF_ERROR(
+      CheckTensor("state_block_table", params.state_block_table, {DType::kI32}, {kAnyExtent, kAnyExtent}));
+  DSV4_RETURN_IF_ERROR(CheckAtLeast("state_block_table: blocks of a request", params.state_block_table.extents[1], 1));
+  DSV4_RETURN_IF_ERROR(CheckTensor("requests", params.requests, {DType::kI32}, {tokens}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("positions", params.positions, {DType::kI64}, {tokens}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("norm_weight", params.norm_weight, {DType::kF32, DType::kBf16}, {head_size}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("cos_sin", params.cos_sin, {DType::kF32}, {kAnyExtent, rope_size}));
+  DSV4_RETURN_IF_ERROR(CheckTensor("entry_slots", params.entry_slots, {DType::kI64}, {tokens}));
+
+  const TensorView& pages = params.entries.pages;
+  DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("entries", pages));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "state_cache", params.state_cache));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "state_slots", params.state_slots));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "state_block_table", params.state_block_table));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "requests", params.requests));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "positions", params.positions));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "norm_weight", params.norm_weight.view()));
+  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "cos_sin", params.cos_sin.view()));
+  return CheckDisjoint("entries", pages, "entry_slots", params.entry_slots);
+}
+
+absl::Status Record(Stream& stream, const Params& params) {
+  DSV4_RETURN_IF_ERROR(Validate(params));
+  return stream.Enqueue({.op = "compress_store",
+                         .accesses = AccessList()
+                                         .Read("state_cache", params.state_cache)
+                                         .Read("state_slots", params.state_slots)
+                                         .Read("state_block_table", params.state_block_table)
+                                         .Read("requests", params.requests)
+                                         .Read("positions", params.positions)
+                                         .Weight("norm_weight", params.norm_weight)
+                                         .Weight("cos_sin", params.cos_sin)
+                                         .Read("entry_slots", params.entry_slots)
+                                         .Write("entries", params.entries.pages),
+                         .run = [params] { RunCpu(params); }});
+}
+
+}  // namespace dsv4::compress_store
