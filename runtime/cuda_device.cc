@@ -103,6 +103,21 @@ class CudaDevice final : public Device {
   }
   void Free(void* memory) override { cudaFree(memory); }
 
+  absl::StatusOr<void*> AllocateHost(int64_t bytes) override {
+    if (bytes < 0) {
+      return absl::InvalidArgumentError(StrCat("pinned memory: expected at least 0 bytes, got ", bytes));
+    }
+    void* memory = nullptr;
+    const cudaError_t error = cudaMallocHost(&memory, static_cast<size_t>(bytes > 0 ? bytes : 1));
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return absl::ResourceExhaustedError(StrCat("pinned memory: no room for ", bytes, " bytes"));
+    }
+    DSV4_RETURN_IF_CUDA_ERROR("pinned memory", error);
+    return memory;
+  }
+  void FreeHost(void* memory) override { cudaFreeHost(memory); }
+
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
     cudaStream_t stream = nullptr;
     DSV4_RETURN_IF_CUDA_ERROR("cuda stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -30,6 +30,11 @@ class Device {
   virtual absl::StatusOr<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* memory) = 0;
 
+  // The same of host memory that copies to and from this device use without staging. The device's ops can access it too,
+  // though slowly.
+  virtual absl::StatusOr<void*> AllocateHost(int64_t bytes) { return Allocate(bytes); }
+  virtual void FreeHost(void* memory) { Free(memory); }
+
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
 
   // Checked mode (slot_check.h) for what is recorded from now on: rows with a bad slot are not written, and the next
