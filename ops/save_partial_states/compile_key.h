@@ -2,8 +2,7 @@
 // save_partial_states_kernel.cuh.
 //
 //   const CompileKey key = Dispatch(params);
-//   FindSpecialised(key);                                  // index into kSpecialisedKeys, or -1: the generic kernel
-//   DSV4_RETURN_IF_ERROR(Warmup(device, WarmupKeys(512, 4)));   // before a capture; runtime/warmup.h does all ops
+//   const int kernel = FindSpecialised(key);   // index into kSpecialisedKeys, or -1: a generic kernel
 #ifndef DSV4_OPS_SAVE_PARTIAL_STATES_COMPILE_KEY_H_
 #define DSV4_OPS_SAVE_PARTIAL_STATES_COMPILE_KEY_H_
 
@@ -11,11 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "ops/save_partial_states/save_partial_states.h"
-#include "runtime/arena.h"
-#include "runtime/device.h"
 #include "runtime/dtype.h"
 
 namespace dsv4::save_partial_states {
@@ -71,16 +66,6 @@ int64_t TokensPerBlock(int64_t tokens, int64_t tokens_abreast);
 
 // The keys that a model with such layers uses; none if the ratio is not 4 or 128 or `head_dim` < 1.
 std::vector<CompileKey> WarmupKeys(int64_t head_dim, int64_t compress_ratio);
-
-// The smallest tensors that dispatch to `key`: one token, which is a pad.
-struct WarmupTensors {
-  Arena arena;
-  Params params;
-};
-absl::StatusOr<WarmupTensors> WarmupInputs(Device& device, const CompileKey& key);
-
-// Runs each key's kernel once on its WarmupInputs, so that its first use may be inside a capture.
-absl::Status Warmup(Device& device, const std::vector<CompileKey>& keys);
 
 }  // namespace dsv4::save_partial_states
 

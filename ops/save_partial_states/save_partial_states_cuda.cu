@@ -1,5 +1,12 @@
 #include "ops/save_partial_states/save_partial_states_cuda.h"
 
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ops/save_partial_states/compile_key.h"
 #include "ops/save_partial_states/save_partial_states_kernel.cuh"
 
 namespace dsv4::save_partial_states {
@@ -55,12 +62,16 @@ Launcher GenericLauncher(const CompileKey& key) {
 
 }  // namespace
 
-absl::Status RecordCuda(Stream& stream, const Params& params, KernelChoice choice) {
+absl::Status RecordCuda(Stream& stream, const Params& params, const SlotCheck& check, KernelChoice choice) {
   static constexpr auto kSpecialisedLaunchers =
       SpecialisedLaunchers(std::make_index_sequence<kSpecialisedKeys.size()>());
+  const int64_t tokens = params.kv.extents[0];
+  if (tokens > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat("kv: expected fewer than 2^31 tokens, got ", tokens));
+  }
   const CompileKey key = Dispatch(params);
-  SlotReport* const report = stream.device().slot_report();
-  const int specialised = choice == KernelChoice::kByKey && report == nullptr ? FindSpecialised(key) : -1;
+  const bool checked = check.report != nullptr;
+  const int specialised = choice == KernelChoice::kByKey && !checked ? FindSpecialised(key) : -1;
   const Launcher launch = specialised >= 0 ? kSpecialisedLaunchers[specialised] : GenericLauncher(key);
   return launch(stream,
                 {.kv = params.kv.data,
@@ -68,11 +79,10 @@ absl::Status RecordCuda(Stream& stream, const Params& params, KernelChoice choic
                  .positions = params.positions.As<int64_t>(),
                  .slots = params.slots.As<int64_t>(),
                  .state_cache = params.state_cache.data,
-                 .tokens = static_cast<uint32_t>(params.kv.extents[0]),
+                 .tokens = static_cast<uint32_t>(tokens),
                  .tokens_per_block = 0,
                  .key = key,
-                 .check = MakeSlotCheck(report, "save_partial_states", params.slots,
-                                        params.state_cache.extents[0] * params.state_cache.extents[1])},
+                 .check = check},
                 params.ape);
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "ops/save_partial_states/save_partial_states.h"
+#include "runtime/slot_check.h"
 #include "runtime/stream.h"
 
 namespace dsv4::save_partial_states {
@@ -14,7 +15,8 @@ enum class KernelChoice {
 };
 
 // `params` must have passed Validate.
-absl::Status RecordCuda(Stream& stream, const Params& params, KernelChoice choice = KernelChoice::kByKey);
+absl::Status RecordCuda(Stream& stream, const Params& params, const SlotCheck& check,
+                        KernelChoice choice = KernelChoice::kByKey);
 
 }  // namespace dsv4::save_partial_states
 
