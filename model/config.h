@@ -4,7 +4,9 @@
 //
 // Both spellings in circulation are accepted: `compress_ratios` with `rope_scaling`, and `layer_types` with
 // `compress_rates`, `mlp_layer_types` and `rope_parameters`. No field has a default: a missing or inconsistent one is an
-// InvalidArgument that names the file, the field, what was expected and what came. Source: specification, section 1.2.
+// InvalidArgument that names the file, the field, what was expected and what came. So is a field that asks for arithmetic
+// other than this project's (another activation, another rope scaling, a bias). A config with both spellings of something
+// must mean the same by them. Source: specification, section 1.2.
 #ifndef DSV4_MODEL_CONFIG_H_
 #define DSV4_MODEL_CONFIG_H_
 
@@ -66,6 +68,10 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   int32_t bos_token_id = -1;
   int32_t eos_token_id = -1;
+  // Rows and columns that share a scale in the checkpoint's e4m3 weights (quantization_config.weight_block_size); 0 and 0
+  // for a config without quantization_config, whose checkpoint may have no such weight.
+  int64_t weight_block_rows = 0;
+  int64_t weight_block_cols = 0;
 
   std::vector<LayerKind> layers;      // main layers
   std::vector<LayerKind> mtp_layers;  // multi-token-prediction blocks; 0 or 1
@@ -74,6 +80,7 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
+// NotFound if there is no such file.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& path);
 // `origin` names the text in messages.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, std::string_view origin);

@@ -35,6 +35,8 @@ struct Params {
 absl::Status Validate(const Params& params);
 // Records three ops: the rotation and two products.
 absl::Status Record(Stream& stream, const Params& params);
+// The first of the three; the products run as `linear`.
+void RunRotationCpu(const Params& params);
 
 }  // namespace dsv4::output_projection
 
