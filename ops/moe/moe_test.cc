@@ -298,6 +298,13 @@ TEST_F(MoeTest, PrefersTheLowerExpertAmongEquals) {
   EXPECT_THAT(layer.expert_weights.ToFloats(), Each(0.625f));
 }
 
+TEST_F(MoeTest, RanksANanLast) {
+  Layer layer({.rows = 1, .channels = 2, .experts = 4, .chosen = 4});
+  SetFloats(layer.bias.view(), {kNan, 0, kNan, 5});
+  DSV4_ASSERT_OK(moe::Record(stream(), layer.Params()));
+  EXPECT_THAT(layer.expert_ids.ToInts(), ElementsAre(3, 1, 0, 2));
+}
+
 TEST_F(MoeTest, ScoresLargeGateValues) {
   Layer layer({.rows = 1, .channels = 2, .experts = 3, .chosen = 3});
   const TestTensor gate(DType::kF32, {3, 2}, {1000, 0, -20, 0, 16, 0});
