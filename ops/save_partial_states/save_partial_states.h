@@ -11,7 +11,8 @@
 //   too, or is past the cache, is reported instead of written.
 //   kv and score may be two halves of one projection (row strides are free). The cache's block and row strides are free.
 //   Sizes, strides and alignment change the speed only: the published model's have kernels of their own (compile_key.h).
-//   Reads before the wait: ape. Triggers after it.
+//   The CUDA kernels are compiled ahead; WarmUp (runtime/warmup.h) loads them, so that their first use may be in a capture.
+//   Reads before the wait: ape. Triggers before it. Speed: docs/performance.md.
 // Source: specification, section 5.4.
 #ifndef DSV4_OPS_SAVE_PARTIAL_STATES_H_
 #define DSV4_OPS_SAVE_PARTIAL_STATES_H_
