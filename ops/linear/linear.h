@@ -4,8 +4,9 @@
 //   Group g of G reads columns [g*K, (g+1)*K) of x and weight rows [g*O, (g+1)*O), and writes columns [g*O, (g+1)*O)
 //   of out. G = 1 is an ordinary product.
 //   Products accumulate in fp32; the result is rounded once to out's type.
-//   quantize_activations: x is first quantised as e4m3 with one power-of-two scale per 128 channels of a group's input (the
-//   last block may be shorter), as the published model does before FP8 and FP4 weights. The magnitude floor is 1e-4.
+//   quantize_activations: x is first quantised as e4m3 with one power-of-two scale per 128 channels of a group's
+//   input (the last block may be shorter), as the published model does before FP8 and FP4 weights. The magnitude
+//   floor is 1e-4.
 //   A row's bits depend on that row alone, whatever N is. Every row is processed, pads too.
 //   Reads before the wait: the weight.
 // Source: specification, sections 3.1, 3.3, 8, 12.1, 12.2.
