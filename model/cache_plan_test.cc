@@ -97,10 +97,8 @@ TEST(CountCacheBytes, CountsFp32RowsAndOtherKinds) {
 }
 
 TEST(PlanCaches, PublishedSizes) {
-  const CachePlan plan = PlanCaches(FlashConfig(), {.max_requests = 3,
-                                                    .max_context = 100000,
-                                                    .max_rows_per_request = 32,
-                                                    .cache_tokens = 150000});
+  const CachePlan plan = PlanCaches(
+      FlashConfig(), {.max_requests = 3, .max_context = 100000, .max_rows_per_request = 32, .cache_tokens = 150000});
   EXPECT_EQ(plan.window.ratio, 1);
   EXPECT_EQ(plan.window.rows_per_block, 64);
   EXPECT_TRUE(plan.window.ring);
@@ -143,8 +141,8 @@ TEST(PlanCaches, PublishedSizes) {
 TEST(PlanCaches, KindsOfOneRatioHaveGroupsOfTheirOwn) {
   ModelConfig config = PublishedSizes();
   config.layers = {{.ratio = 4}, kRatio4, {.ratio = 4, .overlap = true}, kRatio4, {.ratio = 4}, kWindowOnly};
-  const CachePlan plan = PlanCaches(
-      config, {.max_requests = 1, .max_context = 1024, .max_rows_per_request = 1, .cache_tokens = 1024});
+  const CachePlan plan =
+      PlanCaches(config, {.max_requests = 1, .max_context = 1024, .max_rows_per_request = 1, .cache_tokens = 1024});
   ASSERT_EQ(plan.compressed.size(), 3u);
   EXPECT_EQ(plan.compressed[0].state.table_blocks, 3);  // a window of 4 rows
   EXPECT_EQ(plan.compressed[1].state.table_blocks, 4);  // of 8
@@ -156,8 +154,8 @@ TEST(PlanCaches, EntryBlocksSpan256TokensWhereTheRatioDividesThem) {
   const std::map<int64_t, int64_t> rows_of_ratio = {{1, 256}, {2, 128}, {3, 85}, {8, 32}, {128, 2}, {200, 1}, {300, 1}};
   for (const auto& [ratio, rows] : rows_of_ratio) {
     config.layers = {{.ratio = ratio}};
-    const CachePlan plan = PlanCaches(
-        config, {.max_requests = 1, .max_context = 1000, .max_rows_per_request = 1, .cache_tokens = 1000});
+    const CachePlan plan =
+        PlanCaches(config, {.max_requests = 1, .max_context = 1000, .max_rows_per_request = 1, .cache_tokens = 1000});
     const CacheGroupPlan& entries = plan.compressed[0].entries;
     EXPECT_EQ(entries.rows_per_block, rows) << "ratio " << ratio;
     EXPECT_GE(entries.table_blocks * rows * ratio, 1000) << "ratio " << ratio;
@@ -165,7 +163,8 @@ TEST(PlanCaches, EntryBlocksSpan256TokensWhereTheRatioDividesThem) {
 }
 
 TEST(CacheGroupPlan, BlocksForCountsWholeEntries) {
-  const CacheGroupPlan entries = {.ratio = 4, .rows_per_block = 64, .table_blocks = 10, .ring = false, .num_blocks = 10};
+  const CacheGroupPlan entries = {
+      .ratio = 4, .rows_per_block = 64, .table_blocks = 10, .ring = false, .num_blocks = 10};
   const std::map<int64_t, int64_t> blocks_for = {{0, 0},   {1, 0},   {3, 0},   {4, 1},   {255, 1},
                                                  {256, 1}, {259, 1}, {260, 2}, {512, 2}, {516, 3}};
   for (const auto& [tokens, blocks] : blocks_for) EXPECT_EQ(entries.BlocksFor(tokens), blocks) << tokens;
@@ -173,8 +172,8 @@ TEST(CacheGroupPlan, BlocksForCountsWholeEntries) {
   for (int64_t tokens : {1, 64, 65, 100000}) EXPECT_EQ(ring.BlocksFor(tokens), 4);
 }
 
-// A step writes all its rows before any is read. So the rows that its first position looks back to, and all rows of the step,
-// must have slots of their own, wherever the step begins.
+// A step writes all its rows before any is read. So the rows that its first position looks back to, and all rows of the
+// step, must have slots of their own, wherever the step begins.
 TEST(PlanCaches, RingsKeepTheWindowWhileTheWidestStepIsWritten) {
   for (int64_t window : {1, 2, 8, 63, 64, 65, 128}) {
     for (int64_t width : {1, 2, 7, 64, 130}) {
@@ -203,8 +202,8 @@ TEST(PlanCaches, RingsKeepTheWindowWhileTheWidestStepIsWritten) {
 }
 
 TEST(PlanCaches, RingsAreNoLongerThanTheContext) {
-  const CachePlan plan = PlanCaches(
-      FlashConfig(), {.max_requests = 5, .max_context = 65, .max_rows_per_request = 64, .cache_tokens = 65});
+  const CachePlan plan =
+      PlanCaches(FlashConfig(), {.max_requests = 5, .max_context = 65, .max_rows_per_request = 64, .cache_tokens = 65});
   EXPECT_EQ(plan.window.table_blocks, 2);
   EXPECT_EQ(plan.window.num_blocks, 10);
   EXPECT_EQ(plan.compressed[0].state.table_blocks, 17);

@@ -80,21 +80,19 @@ class CompressorTest : public testing::TestWithParam<LayerKind> {
       }
     }
     const CompressedPlan& plan = plan_.compressed[0];
-    compressor_ = std::make_unique<Compressor>(CompressorOptions{.ratio = kind_.ratio,
-                                                                 .overlap = kind_.overlap,
-                                                                 .head_dim = kHeadDim,
-                                                                 .rope_dim = kRopeDim,
-                                                                 .eps = kEps,
-                                                                 .hadamard = false,
-                                                                 .entry_format = RowFormat::kF32,
-                                                                 .state = plan.state,
-                                                                 .entries = plan.entries},
-                                               CompressorWeights{.wkv_gate = {.values = wkv_gate_.weight()},
-                                                                 .ape = ape_.weight(),
-                                                                 .norm = norm_.weight()},
-                                               cos_sin_->weight());
-    DSV4_ASSERT_OK_AND_ASSIGN(arena_,
-                              Arena::Create(*device_, [&](Arena& arena) { compressor_->LayOutCaches(arena); }));
+    compressor_ = std::make_unique<Compressor>(
+        CompressorOptions{.ratio = kind_.ratio,
+                          .overlap = kind_.overlap,
+                          .head_dim = kHeadDim,
+                          .rope_dim = kRopeDim,
+                          .eps = kEps,
+                          .hadamard = false,
+                          .entry_format = RowFormat::kF32,
+                          .state = plan.state,
+                          .entries = plan.entries},
+        CompressorWeights{.wkv_gate = {.values = wkv_gate_.weight()}, .ape = ape_.weight(), .norm = norm_.weight()},
+        cos_sin_->weight());
+    DSV4_ASSERT_OK_AND_ASSIGN(arena_, Arena::Create(*device_, [&](Arena& arena) { compressor_->LayOutCaches(arena); }));
     DSV4_ASSERT_OK(stream_->Fill(arena_.data(), 0xff, arena_.size_bytes()));
   }
 
@@ -252,8 +250,8 @@ TEST_P(CompressorTest, StateRowsAreValuesThenScores) {
   EXPECT_EQ(written, 3 * 2 * width_) << "three rows and nothing else";
 }
 
-// Specification, section 9.2: after a step that ends at position L, rows before the window of L may hold anything, and so
-// may what the window before keeps only for its own entry.
+// Specification, section 9.2: after a step that ends at position L, rows before the window of L may hold anything, and
+// so may what the window before keeps only for its own entry.
 TEST_P(CompressorTest, NeedsOnlyTheRowsOfOpenWindows) {
   const int64_t positions = 2 * kind_.ratio + 20;
   ASSERT_NO_FATAL_FAILURE(Build(5));

@@ -16,8 +16,7 @@ namespace {
 
 constexpr int64_t kMaxRows = 6;
 constexpr int64_t kMaxLogitRows = 3;
-constexpr CacheSizes kSizes = {
-    .max_requests = 3, .max_context = 700, .max_rows_per_request = 6, .cache_tokens = 2100};
+constexpr CacheSizes kSizes = {.max_requests = 3, .max_context = 700, .max_rows_per_request = 6, .cache_tokens = 2100};
 
 class StepStateTest : public testing::Test {
  protected:
@@ -28,8 +27,7 @@ class StepStateTest : public testing::Test {
     groups_ = plan_.Groups();
     DSV4_ASSERT_OK_AND_ASSIGN(device_, CreateDevice(DeviceKind::kCpu));
     DSV4_ASSERT_OK_AND_ASSIGN(stream_, device_->CreateStream());
-    DSV4_ASSERT_OK_AND_ASSIGN(state_,
-                              StepState::Create(*device_, config_, plan_, kSizes, kMaxRows, kMaxLogitRows));
+    DSV4_ASSERT_OK_AND_ASSIGN(state_, StepState::Create(*device_, config_, plan_, kSizes, kMaxRows, kMaxLogitRows));
     // Blocks in descending order, so that nothing is where its index is.
     for (size_t g = 0; g < groups_.size(); ++g) {
       int32_t block = static_cast<int32_t>(groups_[g].num_blocks);

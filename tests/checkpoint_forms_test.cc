@@ -1,5 +1,5 @@
-// The same model in every form that a checkpoint comes in: both spellings of the config, one file or several, and no files at
-// all.
+// The same model in every form that a checkpoint comes in: both spellings of the config, one file or several, and no
+// files at all.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -108,15 +108,16 @@ void ExpectSameWeights(const ModelWeights& actual, const ModelWeights& expected)
 }
 
 absl::StatusOr<Generation> GenerateSome(const LoadedModel& model, Precision precision) {
-  return GenerateAlone(model,
-                       {.numeric = {.precision = precision},
-                        .max_requests = 1,
-                        .max_context = 160,
-                        .max_step_rows = 32,
-                        .prefill_chunk = 32,
-                        .mtp = true,
-                        .copy_logits = true},
-                       {.prompt = RandomTokens(130, model.config.vocab_size, 61), .max_new_tokens = 4, .ignore_eos = true});
+  return GenerateAlone(
+      model,
+      {.numeric = {.precision = precision},
+       .max_requests = 1,
+       .max_context = 160,
+       .max_step_rows = 32,
+       .prefill_chunk = 32,
+       .mtp = true,
+       .copy_logits = true},
+      {.prompt = RandomTokens(130, model.config.vocab_size, 61), .max_new_tokens = 4, .ignore_eos = true});
 }
 
 std::string TemporaryDirectory(const std::string& name) { return StrCat(testing::TempDir(), "/", name); }
@@ -200,7 +201,8 @@ TEST(CheckpointForms, TheTinyCheckpointInOtherFormsGivesTheSameLogits) {
 }
 
 TEST(RandomModel, KindsThatNoConfigNamesAreNotWritten) {
-  for (const LayerKind& kind : {LayerKind{.ratio = 2}, LayerKind{.ratio = 4}, LayerKind{.ratio = 128, .overlap = true}}) {
+  for (const LayerKind& kind :
+       {LayerKind{.ratio = 2}, LayerKind{.ratio = 4}, LayerKind{.ratio = 128, .overlap = true}}) {
     const RandomModel model(SmallModelConfig({kind}), /*seed=*/64);
     EXPECT_THAT(model.WriteCheckpoint(TemporaryDirectory("unnamed"), {}),
                 StatusIs(absl::StatusCode::kFailedPrecondition, StrCat("no layer of ratio ", kind.ratio)));

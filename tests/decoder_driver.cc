@@ -38,8 +38,8 @@ absl::Status DecoderDriver::AssignBlocks(uint64_t seed) {
     std::iota(blocks.begin(), blocks.end(), 0);
     if (seed != 0) std::shuffle(blocks.begin(), blocks.end(), std::mt19937_64(seed));
     for (int64_t r = 0; r < requests; ++r) {
-      DSV4_RETURN_IF_ERROR(decoder_->step_state().SetBlockTable(
-          *stream_, static_cast<int64_t>(g), r, absl::MakeConstSpan(blocks).subspan(r * each, each)));
+      DSV4_RETURN_IF_ERROR(decoder_->step_state().SetBlockTable(*stream_, static_cast<int64_t>(g), r,
+                                                                absl::MakeConstSpan(blocks).subspan(r * each, each)));
     }
   }
   return stream_->Synchronize();

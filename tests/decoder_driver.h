@@ -31,8 +31,8 @@ class DecoderDriver {
   // Every request row gets its blocks by AssignBlocks(0). The model must outlive the driver.
   static absl::StatusOr<std::unique_ptr<DecoderDriver>> Create(const LoadedModel& model, const DecoderOptions& options);
 
-  // Deals the blocks of every group out to the request rows: in order for seed 0 (request 0 gets the first), else in an order
-  // that depends on the seed, in which no request's blocks follow each other.
+  // Deals the blocks of every group out to the request rows: in order for seed 0 (request 0 gets the first), else in an
+  // order that depends on the seed, in which no request's blocks follow each other.
   absl::Status AssignBlocks(uint64_t seed);
 
   // Fills the host's inputs: the tokens in rows 0, 1, ..., pads after them.

@@ -40,8 +40,8 @@ class EngineTest : public testing::Test {
 
   // What the request gives without company.
   absl::StatusOr<Generation> Alone(const Request& request, int64_t id = 0) {
-    return GenerateAlone(model_, {.numeric = kFp32, .max_requests = 1, .max_context = 1024, .copy_logits = true}, request,
-                         id);
+    return GenerateAlone(model_, {.numeric = kFp32, .max_requests = 1, .max_context = 1024, .copy_logits = true},
+                         request, id);
   }
 
   LoadedModel model_;
@@ -65,7 +65,7 @@ int32_t ArgMax(absl::Span<const float> logits) {
 }
 
 TEST(StepBucket, IsTheNextPowerOfTwoUpToTheLargestStep) {
-  const std::vector<std::pair<int64_t, int64_t>> of_64 = {{1, 1},   {2, 2},   {3, 4},   {4, 4},   {5, 8},  {31, 32},
+  const std::vector<std::pair<int64_t, int64_t>> of_64 = {{1, 1},   {2, 2},   {3, 4},   {4, 4},   {5, 8}, {31, 32},
                                                           {32, 32}, {33, 64}, {63, 64}, {64, 64}, {0, 1}};
   for (const auto& [rows, bucket] : of_64) EXPECT_EQ(StepBucket(rows, 64), bucket) << rows;
   EXPECT_EQ(StepBucket(33, 48), 48);
@@ -182,8 +182,8 @@ TEST_F(EngineTest, ForcedTokensAreOutputAndDoNotEndARequest) {
 }
 
 TEST_F(EngineTest, RefusesBadRequestsByName) {
-  DSV4_ASSERT_OK_AND_ASSIGN(
-      auto engine, MakeEngine({.numeric = kFp32, .max_requests = 2, .max_context = 600, .cache_tokens = 300}));
+  DSV4_ASSERT_OK_AND_ASSIGN(auto engine,
+                            MakeEngine({.numeric = kFp32, .max_requests = 2, .max_context = 600, .cache_tokens = 300}));
   const std::vector<int32_t> free_before = engine->free_blocks();
   const int32_t vocab_size = static_cast<int32_t>(model_.config.vocab_size);
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -203,8 +203,10 @@ TEST_F(EngineTest, RefusesBadRequestsByName) {
       {{.prompt = {1}, .max_new_tokens = kSmallest}, "max_new_tokens: expected at least 1"},
       {{.prompt = {1}, .max_new_tokens = 3, .forced = {1, 64}}, "forced[1]: expected a token in 0 .. 63, got 64"},
       {{.prompt = {1}, .max_new_tokens = 3, .forced = {-1}}, "forced[0]: expected a token in 0 .. 63, got -1"},
-      {{.prompt = {1}, .max_new_tokens = 1, .forced = {1, 2}}, "forced: expected at most max_new_tokens = 1 tokens, got 2"},
-      {{.prompt = {1}, .max_new_tokens = 1, .temperature = -0.5f}, "temperature: expected a finite value of at least 0"},
+      {{.prompt = {1}, .max_new_tokens = 1, .forced = {1, 2}},
+       "forced: expected at most max_new_tokens = 1 tokens, got 2"},
+      {{.prompt = {1}, .max_new_tokens = 1, .temperature = -0.5f},
+       "temperature: expected a finite value of at least 0"},
       {{.prompt = {1}, .max_new_tokens = 1, .temperature = nan}, "temperature"},
       {{.prompt = {1}, .max_new_tokens = 1, .temperature = infinity}, "temperature"},
       {{.prompt = Prompt(601), .max_new_tokens = 1}, "expected at most max_context = 600"},
@@ -249,7 +251,8 @@ TEST_F(EngineTest, TheLastPositionThatFitsWorksAndOneMoreIsRefused) {
   DSV4_ASSERT_OK_AND_ASSIGN(auto engine, MakeEngine(options));
   Request too_long = fits;
   too_long.max_new_tokens += 1;
-  EXPECT_THAT(engine->Submit(too_long), StatusIs(absl::StatusCode::kInvalidArgument, "expected at most max_context = 37"));
+  EXPECT_THAT(engine->Submit(too_long),
+              StatusIs(absl::StatusCode::kInvalidArgument, "expected at most max_context = 37"));
   // The whole context as a prompt: its last token's output is still wanted.
   EXPECT_GE(Submit(*engine, {.prompt = Prompt(kContext), .max_new_tokens = 1}), 0);
   while (engine->has_work()) Step(*engine);
@@ -261,16 +264,15 @@ TEST_F(EngineTest, ContextsShorterThanTheRatioWork) {
   for (int64_t context : {1, 2, 3, 4}) {
     SCOPED_TRACE(context);
     const Request request = {.prompt = Prompt(1), .max_new_tokens = context, .ignore_eos = true};
-    DSV4_ASSERT_OK_AND_ASSIGN(const Generation tight,
-                              GenerateAlone(model_,
-                                            {.numeric = kFp32,
-                                             .max_requests = 1,
-                                             .max_context = context,
-                                             .max_step_rows = 1,
-                                             .prefill_chunk = 1,
-                                             .copy_logits = true,
-                                             .poison = true},
-                                            request));
+    DSV4_ASSERT_OK_AND_ASSIGN(const Generation tight, GenerateAlone(model_,
+                                                                    {.numeric = kFp32,
+                                                                     .max_requests = 1,
+                                                                     .max_context = context,
+                                                                     .max_step_rows = 1,
+                                                                     .prefill_chunk = 1,
+                                                                     .copy_logits = true,
+                                                                     .poison = true},
+                                                                    request));
     DSV4_ASSERT_OK_AND_ASSIGN(const Generation wide, Alone(request));
     EXPECT_TRUE(SameGeneration(tight, wide));
   }
@@ -350,8 +352,8 @@ TEST_F(EngineTest, ARequestThatDoesNotFitYetWaitsAndIsNotOvertaken) {
 }
 
 TEST_F(EngineTest, CancelWorksInEveryPhase) {
-  DSV4_ASSERT_OK_AND_ASSIGN(
-      auto engine, MakeEngine({.numeric = kFp32, .max_requests = 3, .max_step_rows = 16, .prefill_chunk = 8}));
+  DSV4_ASSERT_OK_AND_ASSIGN(auto engine,
+                            MakeEngine({.numeric = kFp32, .max_requests = 3, .max_step_rows = 16, .prefill_chunk = 8}));
   const std::vector<int32_t> free_before = engine->free_blocks();
   const Request survivor = {.prompt = Prompt(11, 1), .max_new_tokens = 14, .ignore_eos = true};
   const int64_t stays = Submit(*engine, survivor);
@@ -423,10 +425,13 @@ TEST_F(EngineTest, RefusesBadOptionsByName) {
       {{.numeric = kFp32, .max_context = 0}, "max_context: expected 1 to 2147483647, got 0"},
       {{.numeric = kFp32, .max_context = std::numeric_limits<int64_t>::min()}, "max_context: expected 1 to 2147483647"},
       {{.numeric = kFp32, .max_context = kLargest}, "max_context: expected 1 to 2147483647"},
-      {{.numeric = kFp32, .max_context = 4097}, "max_context: expected at most max_position_embeddings = 4096, got 4097"},
-      {{.numeric = kFp32, .max_requests = 9, .max_step_rows = 8}, "max_step_rows: expected at least max_requests = 9, got 8"},
+      {{.numeric = kFp32, .max_context = 4097},
+       "max_context: expected at most max_position_embeddings = 4096, got 4097"},
+      {{.numeric = kFp32, .max_requests = 9, .max_step_rows = 8},
+       "max_step_rows: expected at least max_requests = 9, got 8"},
       {{.numeric = kFp32, .prefill_chunk = 0}, "prefill_chunk: expected 1 to max_step_rows = 64, got 0"},
-      {{.numeric = kFp32, .max_step_rows = 16, .prefill_chunk = 17}, "prefill_chunk: expected 1 to max_step_rows = 16, got 17"},
+      {{.numeric = kFp32, .max_step_rows = 16, .prefill_chunk = 17},
+       "prefill_chunk: expected 1 to max_step_rows = 16, got 17"},
       {{.numeric = kFp32, .max_step_rows = kLargest}, "max_step_rows: expected 1 to 2147483647"},
       {{.numeric = kFp32, .cache_tokens = -1}, "cache_tokens: expected at least 0, got -1"},
       {{.numeric = kFp32, .extra_pads = -1}, "extra_pads: expected 0 to 2147483647, got -1"},

@@ -54,7 +54,8 @@ absl::StatusOr<std::vector<Generation>> Generate(Engine& engine, const std::vect
   size_t finished = 0;
   int64_t expected_steps = 0;
   for (const Arrival& arrival : arrivals) {
-    expected_steps += arrival.step + static_cast<int64_t>(arrival.request.prompt.size()) + arrival.request.max_new_tokens;
+    expected_steps +=
+        arrival.step + static_cast<int64_t>(arrival.request.prompt.size()) + arrival.request.max_new_tokens;
   }
   for (int64_t step = 0; finished < arrivals.size(); ++step) {
     if (step > expected_steps) {
@@ -73,8 +74,8 @@ absl::StatusOr<std::vector<Generation>> Generate(Engine& engine, const std::vect
       if (found == index_of_id.end()) continue;
       Generation& generation = generations[found->second];
       if (output.index != static_cast<int64_t>(generation.tokens.size())) {
-        return absl::InternalError(StrCat("request ", output.request_id, ": expected output ",
-                                          generation.tokens.size(), " next, got ", output.index));
+        return absl::InternalError(StrCat("request ", output.request_id, ": expected output ", generation.tokens.size(),
+                                          " next, got ", output.index));
       }
       generation.tokens.push_back(output.token);
       generation.logits.insert(generation.logits.end(), output.logits.begin(), output.logits.end());

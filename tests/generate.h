@@ -49,11 +49,12 @@ struct Generation {
   std::vector<float> mtp_logits;  // the same, with mtp
 };
 
-// The generations are in the order of `arrivals`, which must be in the order of their steps. An error if the engine does not
-// finish them.
+// The generations are in the order of `arrivals`, which must be in the order of their steps. An error if the engine
+// does not finish them.
 absl::StatusOr<std::vector<Generation>> Generate(Engine& engine, const std::vector<Arrival>& arrivals);
 
-// In an engine of its own with these options. `id` is what the request shall be called there, since sampling depends on it.
+// In an engine of its own with these options. `id` is what the request shall be called there, since sampling depends on
+// it.
 absl::StatusOr<Generation> GenerateAlone(const LoadedModel& model, const EngineOptions& options, const Request& request,
                                          int64_t id = 0);
 

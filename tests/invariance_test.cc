@@ -1,5 +1,5 @@
-// A request's tokens and logits are its own: the same bits however its prompt is cut into chunks, whoever shares its steps, in
-// whatever order and with however many pads, and whatever lies in memory that nothing has written.
+// A request's tokens and logits are its own: the same bits however its prompt is cut into chunks, whoever shares its
+// steps, in whatever order and with however many pads, and whatever lies in memory that nothing has written.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -88,13 +88,17 @@ struct BatchCase {
   std::vector<int64_t> arrival_steps;  // of requests 0, 1, ...
 };
 
-// Requests of different lengths, all of whose prompts and outputs cross boundaries of each kind, and which draw their tokens in
-// different ways.
+// Requests of different lengths, all of whose prompts and outputs cross boundaries of each kind, and which draw their
+// tokens in different ways.
 std::vector<Request> MixedRequests(int64_t vocab_size) {
   return {
       {.prompt = RandomTokens(1, vocab_size, 20), .max_new_tokens = 9, .ignore_eos = true},
       {.prompt = RandomTokens(130, vocab_size, 21), .max_new_tokens = 5, .ignore_eos = true},
-      {.prompt = RandomTokens(8, vocab_size, 22), .max_new_tokens = 12, .temperature = 1.0f, .seed = 5, .ignore_eos = true},
+      {.prompt = RandomTokens(8, vocab_size, 22),
+       .max_new_tokens = 12,
+       .temperature = 1.0f,
+       .seed = 5,
+       .ignore_eos = true},
       {.prompt = RandomTokens(37, vocab_size, 23),
        .max_new_tokens = 7,
        .forced = RandomTokens(4, vocab_size, 24),
@@ -102,7 +106,11 @@ std::vector<Request> MixedRequests(int64_t vocab_size) {
        .seed = -1,
        .ignore_eos = true},
       {.prompt = RandomTokens(3, vocab_size, 25), .max_new_tokens = 1, .ignore_eos = true},
-      {.prompt = RandomTokens(64, vocab_size, 26), .max_new_tokens = 20, .temperature = 2.0f, .seed = 5, .ignore_eos = true},
+      {.prompt = RandomTokens(64, vocab_size, 26),
+       .max_new_tokens = 20,
+       .temperature = 2.0f,
+       .seed = 5,
+       .ignore_eos = true},
   };
 }
 

@@ -288,7 +288,8 @@ class WeightPlacer {
   }
 
   MhcWeights PlaceMhc(const std::string& name) {
-    return {.fn = PlaceTensor(name + "_fn"), .base = PlaceTensor(name + "_base"), .scale = PlaceTensor(name + "_scale")};
+    return {
+        .fn = PlaceTensor(name + "_fn"), .base = PlaceTensor(name + "_base"), .scale = PlaceTensor(name + "_scale")};
   }
 
   WeightView PlaceTensor(const std::string& name) { return Place({name}, Find(name).shape); }

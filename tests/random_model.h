@@ -1,6 +1,6 @@
 // A model of random weights under the published tensor names and in their published types: e4m3 with E8M0 scales, FP4
-// experts, bf16, f32. It stands in for a checkpoint where a test needs sizes or layer kinds that no checkpoint has, and it
-// can write itself as one.
+// experts, bf16, f32. It stands in for a checkpoint where a test needs sizes or layer kinds that no checkpoint has, and
+// it can write itself as one.
 //
 //   ModelConfig config = SmallModelConfig({kWindowOnly, {.ratio = 8, .overlap = true}});
 //   RandomModel model(config, /*seed=*/1);
@@ -29,8 +29,8 @@ inline constexpr LayerKind kWindowOnly = {};
 inline constexpr LayerKind kRatio4 = {.ratio = 4, .overlap = true, .indexer = true};
 inline constexpr LayerKind kRatio128 = {.ratio = 128, .overlap = false, .indexer = false};
 
-// A config of small, odd sizes that every precision can run: hidden size 96, 4 heads of 64 + 16 channels, a window of 8,
-// the best 4 entries, 4 experts, one hash layer, one MTP block, a vocabulary of 64, weight tiles of 16 x 32.
+// A config of small, odd sizes that every precision can run: hidden size 96, 4 heads of 64 + 16 channels, a window of
+// 8, the best 4 entries, 4 experts, one hash layer, one MTP block, a vocabulary of 64, weight tiles of 16 x 32.
 ModelConfig SmallModelConfig(std::vector<LayerKind> layers);
 
 struct NamedConfig {
@@ -40,8 +40,8 @@ struct NamedConfig {
 inline std::ostream& operator<<(std::ostream& out, const NamedConfig& named) { return out << named.name; }
 
 // Configs that differ from SmallModelConfig's in one respect or two each: head and hidden sizes that are multiples of
-// nothing, odd counts, other numbers of streams, a long or a tiny window, ratios that no published model has, routing by table
-// everywhere or nowhere, no MTP block.
+// nothing, odd counts, other numbers of streams, a long or a tiny window, ratios that no published model has, routing
+// by table everywhere or nowhere, no MTP block.
 std::vector<NamedConfig> VariedModelConfigs();
 
 struct HostTensor {
@@ -66,7 +66,8 @@ class RandomModel {
   // By published name.
   const std::map<std::string, HostTensor>& tensors() const { return tensors_; }
 
-  // The values of `name`, or of `name`.weight times its scales, row by row. They are exact. Empty if there is no such tensor.
+  // The values of `name`, or of `name`.weight times its scales, row by row. They are exact. Empty if there is no such
+  // tensor.
   std::vector<double> Values(const std::string& name) const;
 
   absl::StatusOr<ModelWeights> Upload(Device& device, Stream& stream) const;

@@ -1,5 +1,5 @@
-// A step that a sink received instead of its being run, replayed from its closures with other inputs than it was recorded with;
-// and what each op says that it touches.
+// A step that a sink received instead of its being run, replayed from its closures with other inputs than it was
+// recorded with; and what each op says that it touches.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -111,8 +111,8 @@ TEST_P(RecordedStepTest, RecordingRunsNothing) {
   EXPECT_EQ(logits_after, logits);
 }
 
-// Recorded before there is any request, replayed at every length: past the first selection that leaves entries out, past
-// the first entry of ratio 128, past two turns of every ring.
+// Recorded before there is any request, replayed at every length: past the first selection that leaves entries out,
+// past the first entry of ratio 128, past two turns of every ring.
 TEST_P(RecordedStepTest, ReplaysAtOtherLengthsEqualEagerSteps) {
   const ListSink one_row = Record(1);
   const ListSink eight_rows = Record(8);
@@ -294,8 +294,8 @@ class TouchedMemory {
   int64_t size_ = 0;
 };
 
-// An op that reads or writes what it does not declare would pass every run in order, and fail where a graph reorders ops by
-// what they declare. So each op is also run with everything changed that it does not say it reads.
+// An op that reads or writes what it does not declare would pass every run in order, and fail where a graph reorders
+// ops by what they declare. So each op is also run with everything changed that it does not say it reads.
 TEST_P(RecordedStepTest, OpsTouchWhatTheyDeclareAndNothingElse) {
   const ListSink recorded = Record(8);
   const std::vector<int32_t> a = Sequence(136, 13);

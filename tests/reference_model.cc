@@ -96,7 +96,9 @@ void ReferenceModel::Rotate(Row& values, int64_t position, bool compressed, bool
   const double size = static_cast<double>(config_.qk_rope_head_dim);
   const double base = compressed ? config_.compress_rope_theta : config_.rope_theta;
   const double original = static_cast<double>(config_.yarn.original_max_position_embeddings);
-  auto corr = [&](double n) { return size * std::log(original / (2.0 * std::numbers::pi * n)) / (2.0 * std::log(base)); };
+  auto corr = [&](double n) {
+    return size * std::log(original / (2.0 * std::numbers::pi * n)) / (2.0 * std::log(base));
+  };
   const double low = std::max(std::floor(corr(config_.yarn.beta_fast)), 0.0);
   double high = std::min(std::ceil(corr(config_.yarn.beta_slow)), size - 1.0);
   if (high == low) high += 0.001;
@@ -188,8 +190,8 @@ ReferenceAttention ReferenceModel::Attention(const std::string& prefix, const La
         Row query = Part(queries, h * di, di);
         Rotate(query, position, compressed, /*inverse=*/false);
         query = Hadamard(query);
-        const double weight = weights[h] / std::sqrt(static_cast<double>(di)) /
-                              std::sqrt(static_cast<double>(config_.index_n_heads));
+        const double weight =
+            weights[h] / std::sqrt(static_cast<double>(di)) / std::sqrt(static_cast<double>(config_.index_n_heads));
         for (size_t j = 0; j < visible; ++j) {
           scores[j] += weight * std::max(Dot(query.data(), result.indexer_keys[j].data(), di), 0.0);
         }
@@ -343,7 +345,8 @@ Row ReferenceModel::Head(const std::string& prefix, const Rows& streams) const {
   const double factor = InverseRms(flat, config_.rms_norm_eps);
   Row z(streams[0].size(), 0.0);
   for (size_t a = 0; a < streams.size(); ++a) {
-    const double pre = Sigmoid(mix[a] * factor * Weight(prefix + "hc_head_scale")[0] + Weight(prefix + "hc_head_base")[a]);
+    const double pre =
+        Sigmoid(mix[a] * factor * Weight(prefix + "hc_head_scale")[0] + Weight(prefix + "hc_head_base")[a]);
     for (size_t c = 0; c < z.size(); ++c) z[c] += (pre + config_.hc_eps) * streams[a][c];
   }
   return Multiply("head", Norm(z, prefix + "norm"));
@@ -357,8 +360,8 @@ ReferenceLogits ReferenceModel::Run(const std::vector<int32_t>& tokens, int32_t 
   for (int32_t token : tokens) streams.push_back(Rows(m, Part(Weight("embed"), token * hidden, hidden)));
   for (size_t i = 0; i < config_.layers.size(); ++i) {
     const bool is_hash = static_cast<int64_t>(i) < config_.num_hash_layers;
-    result.smallest_score_gap = std::min(
-        result.smallest_score_gap, Block(StrCat("layers.", i, "."), config_.layers[i], is_hash, tokens, streams));
+    result.smallest_score_gap = std::min(result.smallest_score_gap,
+                                         Block(StrCat("layers.", i, "."), config_.layers[i], is_hash, tokens, streams));
   }
   for (const Rows& x : streams) result.logits.push_back(Head("", x));
   if (config_.mtp_layers.empty()) return result;

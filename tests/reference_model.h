@@ -1,6 +1,6 @@
-// The model written straight from the specification: in double precision, whole sequences at once, without caches, steps or
-// quantisation. Only the angles of the rotary embedding are fp32, as the specification wants them. An fp32 run must agree
-// with it to fp32 accuracy, for any sizes and layer kinds.
+// The model written straight from the specification: in double precision, whole sequences at once, without caches,
+// steps or quantisation. Only the angles of the rotary embedding are fp32, as the specification wants them. An fp32 run
+// must agree with it to fp32 accuracy, for any sizes and layer kinds.
 #ifndef DSV4_TESTS_REFERENCE_MODEL_H_
 #define DSV4_TESTS_REFERENCE_MODEL_H_
 
@@ -18,10 +18,10 @@ using Row = std::vector<double>;
 using Rows = std::vector<Row>;
 
 struct ReferenceAttention {
-  Rows out;           // [positions, D]
-  Rows entries;       // [positions / ratio, d]
-  Rows indexer_keys;  // [positions / ratio, di], after the Hadamard rotation; with an indexer
-  Rows scores;        // of each position, its visible entries; with an indexer
+  Rows out;                                     // [positions, D]
+  Rows entries;                                 // [positions / ratio, d]
+  Rows indexer_keys;                            // [positions / ratio, di], after the Hadamard rotation; with an indexer
+  Rows scores;                                  // of each position, its visible entries; with an indexer
   std::vector<std::vector<int32_t>> selection;  // of each position, ascending; with an indexer
 };
 
@@ -33,8 +33,8 @@ struct ReferenceLogits {
   double smallest_score_gap = 1.0;
 };
 
-// The distance between the k-th and the next of the scores, relative to the largest magnitude; 1 for at most k scores, and
-// where both are exactly 0 (no head has a positive product), since their order is then that of the entries.
+// The distance between the k-th and the next of the scores, relative to the largest magnitude; 1 for at most k scores,
+// and where both are exactly 0 (no head has a positive product), since their order is then that of the entries.
 double ScoreGap(const Row& scores, int64_t k);
 
 class ReferenceModel {

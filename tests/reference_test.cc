@@ -49,9 +49,8 @@ void CheckLayer(const RandomModel& model, int64_t layer, int64_t positions, int6
   const ReferenceAttention expected = ReferenceModel(model).Attention(layer, x);
 
   DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel loaded, LoadRandomModel(model));
-  DSV4_ASSERT_OK_AND_ASSIGN(
-      const std::unique_ptr<LayerProbe> probe,
-      LayerProbe::Create(*loaded.device, config, loaded.weights, numeric, positions, chunk));
+  DSV4_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LayerProbe> probe,
+                            LayerProbe::Create(*loaded.device, config, loaded.weights, numeric, positions, chunk));
   DSV4_ASSERT_OK_AND_ASSIGN(const LayerResult actual, probe->Run(layer, Flat(x)));
 
   if (config.layers[layer].compressed() && !expected.entries.empty()) {
@@ -110,8 +109,7 @@ TEST_P(VariedModelTest, LogitsEqualTheReference) {
   constexpr int64_t kPositions = 140;
   constexpr int64_t kPrompt = 21;
   const std::vector<int32_t> tokens = RandomTokens(kPositions + 1, config.vocab_size, /*seed=*/3, /*first=*/0);
-  const ReferenceLogits expected =
-      ReferenceModel(model).Run({tokens.begin(), tokens.end() - 1}, tokens.back());
+  const ReferenceLogits expected = ReferenceModel(model).Run({tokens.begin(), tokens.end() - 1}, tokens.back());
   ASSERT_GT(expected.smallest_score_gap, kScoreGap) << "another seed is needed: an fp32 run may select other entries";
 
   DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel loaded, LoadRandomModel(model));
