@@ -12,6 +12,7 @@
 #include "ops/mtp_input/mtp_input.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/sample/sample.h"
+#include "runtime/paged_rows.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 
@@ -44,6 +45,18 @@ absl::Status CheckWeights(const ModelConfig& config, const ModelWeights& weights
   return absl::OkStatus();
 }
 
+// That the precision's formats can hold rows of the model's sizes: now, rather than in the first step.
+absl::Status CheckCaches(const Attention& attention) {
+  DSV4_RETURN_IF_ERROR(CheckPagedRows("window rows", attention.window()));
+  if (attention.compressor().has_value()) {
+    DSV4_RETURN_IF_ERROR(CheckPagedRows("entries", attention.compressor()->entries()));
+  }
+  if (attention.indexer().has_value()) {
+    DSV4_RETURN_IF_ERROR(CheckPagedRows("indexer keys", attention.indexer()->keys()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const ModelConfig& config, const ModelWeights& weights, const DecoderOptions& options) {
   DSV4_RETURN_IF_ERROR(ValidateModelConfig(config));
   if (options.sizes.max_context > config.max_position_embeddings) {
@@ -60,6 +73,12 @@ absl::Status CheckOptions(const ModelConfig& config, const ModelWeights& weights
   }
   if (options.sizes.cache_tokens < 1) {
     return absl::InvalidArgumentError(StrCat("cache_tokens: expected at least 1, got ", options.sizes.cache_tokens));
+  }
+  const RowFormat key_format = options.numeric.indexer_format;
+  if (key_format != RowFormat::kFp8Key && key_format != RowFormat::kMxfp4Key) {
+    return absl::InvalidArgumentError(StrCat("indexer_format: expected ", RowFormatName(RowFormat::kFp8Key), " or ",
+                                             RowFormatName(RowFormat::kMxfp4Key), ", got ",
+                                             RowFormatName(key_format)));
   }
   if (options.mtp && (config.mtp_layers.empty() || weights.mtp.empty())) {
     return absl::InvalidArgumentError("mtp: asked for, but the model has no multi-token-prediction block");
@@ -100,6 +119,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(Device& device, const M
     for (Block& block : decoder->blocks_) block.LayOutCaches(arena);
     for (Block& block : decoder->mtp_blocks_) block.LayOutCaches(arena);
   }));
+  for (const Block& block : decoder->blocks_) DSV4_RETURN_IF_ERROR(CheckCaches(block.attention()));
 
   const DType act = options.numeric.activation_dtype();
   const int64_t rows = options.max_rows;

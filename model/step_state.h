@@ -29,7 +29,9 @@ struct StepInputs {
   TensorView token_ids;    // i32 [N]
   TensorView requests;     // i32 [N], row of the block tables; -1: pad
   TensorView positions;    // i64 [N]
-  TensorView next_tokens;  // i32 [N], the token after this one where it is known, else -1; `sample` fills the rest
+  // i32 [N], the token after this one where it is known, else -1; `sample` fills the rest. In pads too it is -1 or a token:
+  // unlike the other three it is not replaced.
+  TensorView next_tokens;
 
   TensorView logit_rows;    // i32 [L], -1: none
   TensorView temperatures;  // f32 [L]

@@ -482,6 +482,42 @@ TEST_F(EngineTest, RefusesWeightsOfAnotherModel) {
               StatusIs(absl::StatusCode::kInvalidArgument, "mtp"));
 }
 
+// Sizes and formats that no cache can have are refused before the first step.
+TEST_F(EngineTest, RefusesWhatThePrecisionsCachesCannotHold) {
+  struct Case {
+    Precision precision;
+    RowFormat indexer_format;
+    int64_t head_dim;
+    int64_t index_head_dim;
+    const char* message;  // null: fine
+  };
+  for (const Case& c : {
+           Case{Precision::kFp32, RowFormat::kFp8Key, 72, 16, nullptr},
+           Case{Precision::kBf16, RowFormat::kFp8Key, 80, 16, nullptr},
+           Case{Precision::kBf16, RowFormat::kFp8Key, 72, 32, "window rows"},
+           Case{Precision::kPublished, RowFormat::kFp8Key, 16, 32, "window rows"},
+           Case{Precision::kBf16, RowFormat::kMxfp4Key, 80, 16, "indexer keys"},
+           Case{Precision::kBf16, RowFormat::kFp8, 80, 32, "indexer_format"},
+           Case{Precision::kPublished, RowFormat::kF32, 80, 32, "indexer_format"},
+       }) {
+    SCOPED_TRACE(testing::Message() << PrecisionName(c.precision) << ", " << c.head_dim << ", " << c.index_head_dim);
+    ModelConfig config = SmallModelConfig({kRatio4});
+    config.head_dim = c.head_dim;
+    config.index_head_dim = c.index_head_dim;
+    DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel model, LoadRandomModel(RandomModel(config, /*seed=*/35)));
+    const auto engine =
+        Engine::Create(*model.device, model.config, model.weights,
+                       {.numeric = {.precision = c.precision, .indexer_format = c.indexer_format}, .max_context = 64});
+    if (c.message != nullptr) {
+      EXPECT_THAT(engine, StatusIs(absl::StatusCode::kInvalidArgument, c.message));
+      continue;
+    }
+    DSV4_ASSERT_OK(engine);
+    Submit(**engine, {.prompt = Prompt(9), .max_new_tokens = 2, .ignore_eos = true});
+    while ((*engine)->has_work()) Step(**engine);
+  }
+}
+
 // A device that counts, and that can be told to have no memory left.
 class CountingDevice final : public Device {
  public:

@@ -7,6 +7,7 @@
 #include "runtime/dtype.h"
 #include "runtime/paged_rows.h"
 #include "runtime/status.h"
+#include "runtime/str_cat.h"
 
 namespace dsv4 {
 namespace {
@@ -64,6 +65,14 @@ absl::StatusOr<std::unique_ptr<LayerProbe>> LayerProbe::Create(Device& device, c
 
 absl::StatusOr<LayerResult> LayerProbe::Run(int64_t layer, const std::vector<float>& inputs) {
   const int64_t hidden = decoder_->config().hidden_size;
+  if (layer < 0 || layer >= decoder_->config().num_layers()) {
+    return absl::InvalidArgumentError(
+        StrCat("layer: expected 0 to ", decoder_->config().num_layers() - 1, ", got ", layer));
+  }
+  if (static_cast<int64_t>(inputs.size()) != positions_ * hidden) {
+    return absl::InvalidArgumentError(StrCat("inputs: expected ", positions_, " rows of ", hidden, " values, got ",
+                                             inputs.size(), " values"));
+  }
   LayerResult result;
   for (int64_t first = 0; first < positions_; first += chunk_) {
     DSV4_RETURN_IF_ERROR(

@@ -31,7 +31,8 @@ class LayerProbe {
                                                             const ModelWeights& weights, const NumericOptions& numeric,
                                                             int64_t positions, int64_t chunk);
 
-  // inputs: [positions, D], what `attn_norm` puts out.
+  // inputs: [positions, D], what `attn_norm` puts out. InvalidArgument if they are of another size, or there is no such
+  // layer.
   absl::StatusOr<LayerResult> Run(int64_t layer, const std::vector<float>& inputs);
 
  private:

@@ -133,6 +133,22 @@ TEST_P(VariedModelTest, LogitsEqualTheReference) {
   EXPECT_TRUE(IsClose(actual.mtp_logits, from_prompt(expected.mtp_logits), config.vocab_size, kModelTolerance));
 }
 
+TEST(LayerReference, TheProbeRefusesOtherSizes) {
+  const RandomModel model(SmallModelConfig({kWindowOnly, kRatio4}), /*seed=*/3);
+  DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel loaded, LoadRandomModel(model));
+  DSV4_ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<LayerProbe> probe,
+      LayerProbe::Create(*loaded.device, loaded.config, loaded.weights, kFp32, /*positions=*/4, /*chunk=*/2));
+  const std::vector<float> inputs = RandomFloats(4 * loaded.config.hidden_size, 1);
+  for (int64_t layer : {-1, 2}) {
+    EXPECT_THAT(probe->Run(layer, inputs), StatusIs(absl::StatusCode::kInvalidArgument, "layer: expected 0 to 1, got"));
+  }
+  for (const std::vector<float>& other : {std::vector<float>(inputs.begin() + 1, inputs.end()), std::vector<float>()}) {
+    EXPECT_THAT(probe->Run(1, other), StatusIs(absl::StatusCode::kInvalidArgument, "inputs: expected 4 rows of 96"));
+  }
+  DSV4_EXPECT_OK(probe->Run(1, inputs));
+}
+
 // The overlap is what a decode loses if it forgets the window before: the second entry pools rows of both.
 TEST(LayerReference, NineTokensOneAtATimeKeepTheOverlap) {
   const RandomModel model(SmallModelConfig({kRatio4, {.ratio = 4, .overlap = true}}), /*seed=*/4);
