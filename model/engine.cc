@@ -25,10 +25,11 @@ absl::Status CheckTokens(const char* name, const std::vector<int32_t>& tokens, i
 // What the decoder does not check, and what must hold before sizes are multiplied.
 absl::Status CheckOptions(const EngineOptions& options) {
   constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
-  for (auto [name, value, minimum] : {std::tuple<const char*, int64_t, int64_t>{"max_requests", options.max_requests, 1},
-                                      {"max_context", options.max_context, 1},
-                                      {"max_step_rows", options.max_step_rows, 1},
-                                      {"extra_pads", options.extra_pads, 0}}) {
+  for (auto [name, value, minimum] :
+       {std::tuple<const char*, int64_t, int64_t>{"max_requests", options.max_requests, 1},
+        {"max_context", options.max_context, 1},
+        {"max_step_rows", options.max_step_rows, 1},
+        {"extra_pads", options.extra_pads, 0}}) {
     if (value >= minimum && value <= kMaxSize) continue;
     return absl::InvalidArgumentError(StrCat(name, ": expected ", minimum, " to ", kMaxSize, ", got ", value));
   }

@@ -26,11 +26,11 @@ namespace dsv4 {
 
 // N rows of the step, of which L want logits.
 struct StepInputs {
-  TensorView token_ids;    // i32 [N]
-  TensorView requests;     // i32 [N], row of the block tables; -1: pad
-  TensorView positions;    // i64 [N]
-  // i32 [N], the token after this one where it is known, else -1; `sample` fills the rest. In pads too it is -1 or a token:
-  // unlike the other three it is not replaced.
+  TensorView token_ids;  // i32 [N]
+  TensorView requests;   // i32 [N], row of the block tables; -1: pad
+  TensorView positions;  // i64 [N]
+  // i32 [N], the token after this one where it is known, else -1; `sample` fills the rest. In pads too it is -1 or a
+  // token: unlike the other three it is not replaced.
   TensorView next_tokens;
 
   TensorView logit_rows;    // i32 [L], -1: none
@@ -55,9 +55,9 @@ struct StepContext {
   TensorView requests;   // i32 [N], pads 0
   TensorView positions;  // i64 [N], pads 0
 
-  TensorView window_slots;   // i64 [N]
-  TensorView window_list;    // i32 [N, sliding_window], slots, -1 past the count
-  TensorView window_counts;  // i32 [N]
+  TensorView window_slots;                 // i64 [N]
+  TensorView window_list;                  // i32 [N, sliding_window], slots, -1 past the count
+  TensorView window_counts;                // i32 [N]
   std::vector<CompressedStep> compressed;  // in the cache plan's order
 };
 
@@ -78,8 +78,8 @@ class StepState {
   absl::Status Upload(Stream& stream);
 
   // Sets the blocks of a request's row in group `group` of CachePlan::Groups(); the rest of the row becomes block 0,
-  // which is a valid index that no live row uses. InvalidArgument, and nothing set, if there is no such group, request row
-  // or block, or if there are more blocks than the table is wide.
+  // which is a valid index that no live row uses. InvalidArgument, and nothing set, if there is no such group, request
+  // row or block, or if there are more blocks than the table is wide.
   absl::Status SetBlockTable(Stream& stream, int64_t group, int64_t request_row, absl::Span<const int32_t> blocks);
 
   absl::Status RecordMetadata(Stream& stream, int64_t rows);

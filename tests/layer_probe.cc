@@ -47,7 +47,8 @@ absl::StatusOr<std::unique_ptr<LayerProbe>> LayerProbe::Create(Device& device, c
   probe->chunk_ = chunk;
   DecoderOptions options;
   options.numeric = numeric;
-  options.sizes = {.max_requests = 1, .max_context = positions, .max_rows_per_request = chunk, .cache_tokens = positions};
+  options.sizes = {
+      .max_requests = 1, .max_context = positions, .max_rows_per_request = chunk, .cache_tokens = positions};
   options.max_rows = chunk;
   options.max_logit_rows = 1;
   options.poison = true;
@@ -70,8 +71,8 @@ absl::StatusOr<LayerResult> LayerProbe::Run(int64_t layer, const std::vector<flo
         StrCat("layer: expected 0 to ", decoder_->config().num_layers() - 1, ", got ", layer));
   }
   if (static_cast<int64_t>(inputs.size()) != positions_ * hidden) {
-    return absl::InvalidArgumentError(StrCat("inputs: expected ", positions_, " rows of ", hidden, " values, got ",
-                                             inputs.size(), " values"));
+    return absl::InvalidArgumentError(
+        StrCat("inputs: expected ", positions_, " rows of ", hidden, " values, got ", inputs.size(), " values"));
   }
   LayerResult result;
   for (int64_t first = 0; first < positions_; first += chunk_) {
@@ -112,8 +113,8 @@ absl::Status LayerProbe::RunChunk(int64_t layer, const float* inputs, int64_t fi
 
   const size_t offset = result.selection.size();
   result.selection.resize(offset + selection.indices.num_elements());
-  DSV4_RETURN_IF_ERROR(stream_->CopyToHost(result.selection.data() + offset, selection.indices.data,
-                                           selection.indices.num_bytes()));
+  DSV4_RETURN_IF_ERROR(
+      stream_->CopyToHost(result.selection.data() + offset, selection.indices.data, selection.indices.num_bytes()));
   std::vector<float> scores;
   DSV4_RETURN_IF_ERROR(CopyOut(*stream_, selection.scores, scores));
   const int64_t width = selection.scores.extents[1];

@@ -1,5 +1,5 @@
-// Runs the attention of single layers on given inputs, one request from position 0 on, and reads back what the layer put
-// into its caches. Errors of earlier layers do not add up this way.
+// Runs the attention of single layers on given inputs, one request from position 0 on, and reads back what the layer
+// put into its caches. Errors of earlier layers do not add up this way.
 #ifndef DSV4_TESTS_LAYER_PROBE_H_
 #define DSV4_TESTS_LAYER_PROBE_H_
 
@@ -17,10 +17,10 @@
 namespace dsv4 {
 
 struct LayerResult {
-  std::vector<float> attn_out;         // [positions, D]
-  std::vector<float> entries;          // [positions / ratio, d]
-  std::vector<float> indexer_keys;     // [positions / ratio, di], with an indexer
-  std::vector<int32_t> selection;      // [positions, index_topk], ascending, -1 past the end; with an indexer
+  std::vector<float> attn_out;             // [positions, D]
+  std::vector<float> entries;              // [positions / ratio, d]
+  std::vector<float> indexer_keys;         // [positions / ratio, di], with an indexer
+  std::vector<int32_t> selection;          // [positions, index_topk], ascending, -1 past the end; with an indexer
   std::vector<std::vector<float>> scores;  // of each position, its visible entries; with an indexer
 };
 
