@@ -11,9 +11,11 @@ namespace {
 template <int kIndex>
 absl::Status LaunchBroken(Stream& stream, const Params& params, const CompileKey& key) {
   using Config = Specialised<kIndex>;
-  const KernelParams kernel_params = MakeKernelParams(params, key, SlotCheck(), Config::kTokensAbreast);
-  return LaunchWithoutWait<SaveRows<Config>>(stream, GridFor(kernel_params),
-                                             {.ape = WeightPointer<float>(params.ape)}, kernel_params);
+  return LaunchSave<Config>(
+      [&](const Grid& grid, const auto& weights, const auto& kernel_params) {
+        return LaunchWithoutWait<SaveRows<Config>>(stream, grid, weights, kernel_params);
+      },
+      params, key, SlotCheck());
 }
 
 }  // namespace

@@ -8,7 +8,6 @@ namespace dsv4::save_partial_states {
 namespace {
 
 constexpr int64_t kWidestVector = 4;
-constexpr int64_t kTokensForTwoPasses = 2048;  // any number gives the same result
 
 // Whether rows that start at `view`'s first element, a multiple of `stride` apart, can be accessed in vectors.
 bool Allows(const TensorView& view, int64_t vector_width, int64_t stride) {
@@ -49,10 +48,6 @@ CompileKey Dispatch(const Params& params) {
 int FindSpecialised(const CompileKey& key) {
   const auto found = std::find(kSpecialisedKeys.begin(), kSpecialisedKeys.end(), key);
   return found == kSpecialisedKeys.end() ? -1 : static_cast<int>(found - kSpecialisedKeys.begin());
-}
-
-int64_t TokensPerBlock(int64_t tokens, int64_t tokens_abreast) {
-  return tokens_abreast == 1 && tokens >= kTokensForTwoPasses ? 2 : tokens_abreast;
 }
 
 std::vector<CompileKey> WarmupKeys(int64_t head_dim, int64_t compress_ratio) {

@@ -138,19 +138,6 @@ TEST(CompileKey, VectorsAreAsWideAsEverythingAllows) {
             2);
 }
 
-TEST(CompileKey, BlocksCoverEveryTokenWithWholePasses) {
-  for (const int64_t abreast : {1, 2, 4}) {
-    int64_t previous = 0;
-    for (int64_t tokens = 1; tokens < 20000; tokens = tokens * 3 / 2 + 1) {
-      const int64_t per_block = TokensPerBlock(tokens, abreast);
-      EXPECT_EQ(per_block % abreast, 0);
-      EXPECT_GE(per_block, previous);  // never fewer at more tokens
-      previous = per_block;
-    }
-    EXPECT_EQ(TokensPerBlock(1, abreast), abreast);  // as many blocks as there can be
-  }
-}
-
 class WarmupTest : public DeviceTest {};
 
 TEST_F(WarmupTest, InputsDispatchToTheirKeyAndArePads) {

@@ -6,7 +6,8 @@
 //     columns [0, head_size)                         = kv[i]
 //     columns [state_width, state_width + head_size) = score[i] + ape[positions[i] % ratio]     in fp32
 //   Every other column and row keeps its bits. bf16 inputs are converted exactly; a bf16 cache takes one rounding.
-//   slots[i] < 0 (a pad): nothing of row i is read but the slot, nothing is written, whatever its inputs hold.
+//   slots[i] < 0 (a pad): nothing of row i is used but the slot, nothing is written, whatever its inputs hold. The CPU reads
+//   nothing else of it; a CUDA kernel may load its position and bring its kv and score into the L2.
 //   Two live rows must not have the same slot. In checked mode (runtime/slot_check.h) a row whose slot an earlier row has
 //   too, or is past the cache, is reported instead of written.
 //   kv and score may be two halves of one projection (row strides are free). The cache's block and row strides are free.

@@ -13,28 +13,30 @@ namespace dsv4::save_partial_states {
 namespace {
 
 template <class Config>
-absl::Status LaunchSave(Stream& stream, const Params& params, const CompileKey& key, const SlotCheck& check) {
-  const KernelParams kernel_params = MakeKernelParams(params, key, check, Config::kTokensAbreast);
-  return Launch<SaveRows<Config>>(stream, GridFor(kernel_params), {.ape = WeightPointer<float>(params.ape)},
-                                  kernel_params);
+absl::Status LaunchKernelOf(Stream& stream, const Params& params, const CompileKey& key, const SlotCheck& check) {
+  return LaunchSave<Config>(
+      [&](const Grid& grid, const auto& weights, const auto& kernel_params) {
+        return Launch<SaveRows<Config>>(stream, grid, weights, kernel_params);
+      },
+      params, key, check);
 }
 
 using Launcher = absl::Status (*)(Stream&, const Params&, const CompileKey&, const SlotCheck&);
 
 template <size_t... kIndices>
 constexpr auto SpecialisedLaunchers(std::index_sequence<kIndices...>) {
-  return std::array<Launcher, sizeof...(kIndices)>{&LaunchSave<Specialised<kIndices>>...};
+  return std::array<Launcher, sizeof...(kIndices)>{&LaunchKernelOf<Specialised<kIndices>>...};
 }
 
 template <typename Input, typename Cache>
 Launcher GenericLauncher(int64_t vector_width) {
   switch (vector_width) {
     case 4:
-      return &LaunchSave<Generic<Input, Cache, 4>>;
+      return &LaunchKernelOf<Generic<Input, Cache, 4>>;
     case 2:
-      return &LaunchSave<Generic<Input, Cache, 2>>;
+      return &LaunchKernelOf<Generic<Input, Cache, 2>>;
     default:
-      return &LaunchSave<Generic<Input, Cache, 1>>;
+      return &LaunchKernelOf<Generic<Input, Cache, 1>>;
   }
 }
 

@@ -12,39 +12,24 @@
 
 namespace dsv4::save_partial_states {
 
-struct KernelParams {
+// What every kernel needs; a specialised one has the rest compiled in. Few parameters: they are part of the launch.
+struct SpecialisedParams {
   const void* kv;
   const void* score;
   const int64_t* positions;
   const int64_t* slots;
   void* state_cache;
   uint32_t tokens;
-  uint32_t tokens_per_block;
-  CompileKey key;    // unused by a specialised kernel
-  SlotCheck check;   // likewise: in checked mode the generic kernel serves
 };
-
-// For a kernel that saves `tokens_abreast` tokens of a block at a time.
-inline KernelParams MakeKernelParams(const Params& params, const CompileKey& key, const SlotCheck& check,
-                                     int64_t tokens_abreast) {
-  const int64_t tokens = params.kv.extents[0];
-  return {.kv = params.kv.data,
-          .score = params.score.data,
-          .positions = params.positions.As<int64_t>(),
-          .slots = params.slots.As<int64_t>(),
-          .state_cache = params.state_cache.data,
-          .tokens = static_cast<uint32_t>(tokens),
-          .tokens_per_block = static_cast<uint32_t>(TokensPerBlock(tokens, tokens_abreast)),
-          .key = key,
-          .check = check};
-}
-inline Grid GridFor(const KernelParams& params) {
-  return {.x = (int64_t{params.tokens} + params.tokens_per_block - 1) / params.tokens_per_block};
-}
+struct GenericParams : SpecialisedParams {
+  CompileKey key;
+  SlotCheck check;  // in checked mode the generic kernel serves
+};
 
 // A kernel for kSpecialisedKeys[kIndex].
 template <int kIndex>
 struct Specialised {
+  using Params = SpecialisedParams;
   using Input = float;
   using Cache = float;
   static constexpr CompileKey kKey = kSpecialisedKeys[kIndex];
@@ -52,19 +37,20 @@ struct Specialised {
   static constexpr int kVectorWidth = static_cast<int>(kKey.vector_width);
   static constexpr int kThreadsPerToken = static_cast<int>(kKey.head_size) / kVectorWidth;
   static constexpr int kTokensAbreast = kThreadsPerToken < 128 ? 128 / kThreadsPerToken : 1;
-  static __device__ __forceinline__ constexpr CompileKey Key(const KernelParams&) { return kKey; }
+  static __device__ __forceinline__ constexpr CompileKey Key(const Params&) { return kKey; }
 };
 
 // A kernel for any sizes that allow accesses of kVectorWidth elements.
 template <typename InputType, typename CacheType, int kWidth>
 struct Generic {
+  using Params = GenericParams;
   using Input = InputType;
   using Cache = CacheType;
   static constexpr bool kSpecialised = false;
   static constexpr int kVectorWidth = kWidth;
   static constexpr int kThreadsPerToken = 128;
   static constexpr int kTokensAbreast = 1;
-  static __device__ __forceinline__ const CompileKey& Key(const KernelParams& params) { return params.key; }
+  static __device__ __forceinline__ const CompileKey& Key(const Params& params) { return params.key; }
 };
 
 template <class Config>
@@ -77,7 +63,7 @@ struct SaveRows {
   struct Weights {
     WeightPointer<float> ape;
   };
-  using Params = KernelParams;
+  using Params = typename Config::Params;
 
   static constexpr int kWidth = Config::kVectorWidth;
   using Floats = Vector<float, kWidth>;
@@ -117,38 +103,37 @@ struct SaveRows {
 
   static __device__ __forceinline__ void Run(const Weights& weights, const Params& params, const HeldApe& held) {
     const CompileKey& key = Config::Key(params);
-    constexpr int kStep = Config::kThreadsPerToken * kWidth;
-    const uint32_t begin = blockIdx.x * params.tokens_per_block;
-    const uint32_t end = min(begin + params.tokens_per_block, params.tokens);
-    for (uint32_t token = begin + threadIdx.x / Config::kThreadsPerToken; token < end; token += Config::kTokensAbreast) {
-      const int64_t slot = params.slots[token];
-      const Input* const kv = static_cast<const Input*>(params.kv) + token * key.kv_stride;
-      const Input* const score = static_cast<const Input*>(params.score) + token * key.score_stride;
-      if constexpr (Config::kSpecialised) {
-        // The rows set out for the L2 while the slot is on its way. A hint, not a read: a pad's rows come in vain, and
-        // nothing uses them. 0.15 to 0.25 us on an H200 where the rows are in memory.
-        PrefetchToL2(params.positions + token);
-        PrefetchToL2(kv + Column());
-        PrefetchToL2(score + Column());
-      }
-      if (slot < 0) continue;
-      if constexpr (!Config::kSpecialised) {
-        // One token abreast: the whole block is at the same token.
-        if (params.check.report != nullptr && !BlockAcceptsSlot(params.check, token)) continue;
-      }
-      const int64_t phase = Divide(params.positions[token], key.compress_ratio).remainder;
-      const auto [block, row] = Divide(slot, key.block_size);
-      Cache* const out = static_cast<Cache*>(params.state_cache) + block * key.block_stride + row * key.row_stride;
-      for (int64_t column = Column(); column < key.head_size; column += kStep) {
-        const Floats u = ToFloats(LoadVector<Input, kWidth>(kv + column));
-        const Floats g = ToFloats(LoadVector<Input, kWidth>(score + column));
-        const Floats ape = Ape(weights, held, phase, column, key);
-        Floats sum;
+    const uint32_t token = blockIdx.x * Config::kTokensAbreast + threadIdx.x / Config::kThreadsPerToken;
+    if (token >= params.tokens) return;
+    const int64_t slot = params.slots[token];
+    const Input* const kv = static_cast<const Input*>(params.kv) + token * key.kv_stride;
+    const Input* const score = static_cast<const Input*>(params.score) + token * key.score_stride;
+    int64_t position = 0;
+    if constexpr (Config::kSpecialised) {
+      // The position comes with the slot, and the rows set out for the L2 meanwhile: 0.2 to 0.4 us on an H200 where the rows
+      // are in memory. For a pad both are in vain, and nothing uses them.
+      position = params.positions[token];
+      PrefetchToL2(kv + Column());
+      PrefetchToL2(score + Column());
+    }
+    if (slot < 0) return;
+    if constexpr (!Config::kSpecialised) {
+      // One token abreast: the whole block is at the same token.
+      if (params.check.report != nullptr && !BlockAcceptsSlot(params.check, token)) return;
+      position = params.positions[token];
+    }
+    const int64_t phase = Divide(position, key.compress_ratio).remainder;
+    const auto [block, row] = Divide(slot, key.block_size);
+    Cache* const out = static_cast<Cache*>(params.state_cache) + block * key.block_stride + row * key.row_stride;
+    for (int64_t column = Column(); column < key.head_size; column += Config::kThreadsPerToken * kWidth) {
+      const Floats u = ToFloats(LoadVector<Input, kWidth>(kv + column));
+      const Floats g = ToFloats(LoadVector<Input, kWidth>(score + column));
+      const Floats ape = Ape(weights, held, phase, column, key);
+      Floats sum;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) sum.values[i] = g.values[i] + ape.values[i];
-        StoreVector(out + column, FromFloats<Cache>(u));
-        StoreVector(out + key.state_width + column, FromFloats<Cache>(sum));
-      }
+      for (int i = 0; i < kWidth; ++i) sum.values[i] = g.values[i] + ape.values[i];
+      StoreVector(out + column, FromFloats<Cache>(u));
+      StoreVector(out + key.state_width + column, FromFloats<Cache>(sum));
     }
   }
 
@@ -187,6 +172,24 @@ struct SaveRows {
     return {a32 / b32, a32 % b32};
   }
 };
+
+// Launches the kernel of `Config` by `launch`, a function like Launch.
+template <class Config, class LaunchFunction>
+absl::Status LaunchSave(LaunchFunction launch, const Params& params, const CompileKey& key, const SlotCheck& check) {
+  const SpecialisedParams common = {.kv = params.kv.data,
+                                    .score = params.score.data,
+                                    .positions = params.positions.As<int64_t>(),
+                                    .slots = params.slots.As<int64_t>(),
+                                    .state_cache = params.state_cache.data,
+                                    .tokens = static_cast<uint32_t>(params.kv.extents[0])};
+  const Grid grid = {.x = (params.kv.extents[0] + Config::kTokensAbreast - 1) / Config::kTokensAbreast};
+  const typename SaveRows<Config>::Weights weights = {.ape = WeightPointer<float>(params.ape)};
+  if constexpr (Config::kSpecialised) {
+    return launch(grid, weights, common);
+  } else {
+    return launch(grid, weights, GenericParams{common, key, check});
+  }
+}
 
 }  // namespace dsv4::save_partial_states
 
