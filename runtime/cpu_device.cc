@@ -31,7 +31,11 @@ class CpuStream final : public Stream {
     if (bytes > 0) std::memset(destination, value, static_cast<size_t>(bytes));
     return absl::OkStatus();
   }
-  absl::Status Synchronize() override { return CheckNotRecording("synchronize"); }
+  absl::Status Synchronize() override {
+    DSV4_RETURN_IF_ERROR(CheckNotRecording("synchronize"));
+    SlotReport* const report = device().slot_report();
+    return report == nullptr ? absl::OkStatus() : TakeSlotError(report);
+  }
 
  private:
   absl::Status CheckNotRecording(std::string_view call) const {
@@ -58,6 +62,7 @@ class CpuStream final : public Stream {
 
 class CpuDevice final : public Device {
  public:
+  CpuDevice() { slot_report_ = &own_slot_report_; }
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   std::string name() const override { return "cpu"; }
 
@@ -88,6 +93,8 @@ class CpuDevice final : public Device {
     if (pages <= 0 || page_bytes <= 0) return std::numeric_limits<int64_t>::max() - kAlignment;
     return pages * page_bytes;
   }
+
+  SlotReport own_slot_report_;
 };
 
 }  // namespace

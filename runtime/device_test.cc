@@ -166,14 +166,42 @@ class OtherStream final : public Stream {
   absl::Status CopyToDevice(void*, const void*, int64_t) override { return absl::OkStatus(); }
   absl::Status CopyToHost(void*, const void*, int64_t) override { return absl::OkStatus(); }
   absl::Status Fill(void*, uint8_t, int64_t) override { return absl::OkStatus(); }
-  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status Synchronize() override { return synchronize_status; }
+  absl::Status synchronize_status;
 };
 
-TEST(Stream, RecordsAreForTheCpuOnly) {
+TEST(Stream, LaunchesOnCudaInsteadOfRunning) {
   OtherDevice device;
   OtherStream stream(device);
-  EXPECT_THAT(stream.Enqueue({.op = "op", .accesses = {}, .run = [] { FAIL(); }}),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "this device is other"));
+  int launches = 0;
+  const auto enqueue = [&](absl::Status result) {
+    return stream.Enqueue({.op = "op", .accesses = {}, .run = [] { FAIL(); }, .launch = [&launches, result] {
+                             ++launches;
+                             return result;
+                           }});
+  };
+  DSV4_EXPECT_OK(enqueue(absl::OkStatus()));
+  EXPECT_EQ(launches, 1);
+  EXPECT_THAT(enqueue(absl::InternalError("launch failed")), StatusIs(absl::StatusCode::kInternal, "launch failed"));
+}
+
+TEST(Stream, NamesAnOpWithoutACudaKernel) {
+  OtherDevice device;
+  OtherStream stream(device);
+  EXPECT_THAT(stream.Enqueue({.op = "rms_norm", .accesses = {}, .run = [] { FAIL(); }}),
+              StatusIs(absl::StatusCode::kInternal, "rms_norm: no cuda kernel"));
+}
+
+TEST(Stream, WaitsForEachRecordWhenBlocking) {
+  OtherDevice device;
+  OtherStream stream(device);
+  const auto enqueue = [&] {
+    return stream.Enqueue({.op = "op", .accesses = {}, .run = nullptr, .launch = [] { return absl::OkStatus(); }});
+  };
+  stream.synchronize_status = absl::OutOfRangeError("bad slot");
+  DSV4_EXPECT_OK(enqueue());
+  stream.set_blocking(true);
+  EXPECT_THAT(enqueue(), StatusIs(absl::StatusCode::kOutOfRange, "bad slot"));
 }
 
 }  // namespace

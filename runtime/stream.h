@@ -1,12 +1,14 @@
 // A stream: where a device's work is enqueued, in order. Ops are written against it; whether their work
 // runs now or is recorded for later is the stream's business.
 //
-// On the CPU backend an op enqueues an OpRecord: its name, the memory it touches, and a closure that does the
-// work. Without a sink the closure runs at once. With one (a capture) the record goes to the sink, and the
-// closure runs at each replay; closures therefore hold views by value and read data only when run.
+// An op enqueues an OpRecord: its name, the memory it touches, and how each backend does the work.
+// On the CPU that is a closure. Without a sink it runs at once. With one (a capture) the record goes to the sink, and
+// the closure runs at each replay; closures therefore hold views by value and read data only when run.
+// On CUDA it is a function that launches kernels, called at once, also while the stream is being captured.
 //
 //   stream.Enqueue({.op = "rms_norm", .accesses = AccessList().Read("x", p.x).Write("out", p.out),
-//                   .run = [p] { RunCpu(p); }});
+//                   .run = [p] { RunCpu(p); },
+//                   .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, p); })});
 #ifndef DSV4_RUNTIME_STREAM_H_
 #define DSV4_RUNTIME_STREAM_H_
 
@@ -61,7 +63,16 @@ struct OpRecord {
   AccessList accesses;
   bool waits = true;  // what the op's kernels do under programmatic dependent launch
   std::function<void()> run;
+  std::function<absl::Status()> launch = nullptr;  // null: the op has no kernel
 };
+
+// The argument in a build with CUDA, null elsewhere: an op that depends on its kernels' cuda_library needs no more to
+// build without them.
+#ifdef DSV4_HAVE_CUDA
+#define DSV4_IF_CUDA(...) __VA_ARGS__
+#else
+#define DSV4_IF_CUDA(...) nullptr
+#endif
 
 // What a capture implements to receive records instead of their being run.
 class RecordSink {
@@ -79,10 +90,13 @@ class Stream {
 
   Device& device() const { return device_; }
 
-  // Runs the record, or hands it to the sink. CPU backend only.
+  // CPU: runs the record, or hands it to the sink. CUDA: launches its kernels.
   absl::Status Enqueue(OpRecord record);
 
-  // Borrowed; null ends the recording.
+  // Every Enqueue then waits for its work, so that an error is that op's. For tests and for finding faults.
+  void set_blocking(bool blocking) { blocking_ = blocking; }
+
+  // Borrowed; null ends the recording. CPU backend only.
   void set_sink(RecordSink* sink) { sink_ = sink; }
   RecordSink* sink() const { return sink_; }
 
@@ -91,11 +105,13 @@ class Stream {
   virtual absl::Status CopyToDevice(void* destination, const void* source, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(void* destination, const void* source, int64_t bytes) = 0;
   virtual absl::Status Fill(void* destination, uint8_t value, int64_t bytes) = 0;
+  // Waits for all work. Returns the error of what failed meanwhile, and in checked mode that of a bad slot.
   virtual absl::Status Synchronize() = 0;
 
  private:
   Device& device_;
   RecordSink* sink_ = nullptr;
+  bool blocking_ = false;
 };
 
 }  // namespace dsv4

@@ -15,6 +15,10 @@ namespace {
 constexpr uint8_t kGuardByte = 0xA5;
 constexpr int64_t kAlignment = 256;
 
+void* AllocateOnHeap(int64_t bytes) { return std::aligned_alloc(kAlignment, static_cast<size_t>(bytes)); }
+
+TestMemory test_memory = {AllocateOnHeap, std::free};
+
 // Calls visit(address, flat index) for every element of the view.
 template <typename Visit>
 void ForEachElement(const TensorView& view, const Visit& visit) {
@@ -163,12 +167,14 @@ void SetInts(const TensorView& view, const std::vector<int64_t>& values) {
   });
 }
 
-void TestTensor::Freer::operator()(uint8_t* memory) const { std::free(memory); }
+void SetTestMemory(const TestMemory& memory) {
+  test_memory = memory.allocate != nullptr ? memory : TestMemory{AllocateOnHeap, std::free};
+}
 
 TestTensor::TestTensor(DType dtype, std::initializer_list<int64_t> extents) {
   view_ = TensorView::Contiguous(nullptr, dtype, extents);
   const int64_t bytes = 2 * kGuardBytes + (view_.num_bytes() + kAlignment - 1) / kAlignment * kAlignment;
-  memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes))));
+  memory_ = {static_cast<uint8_t*>(test_memory.allocate(bytes)), test_memory.free};
   if (memory_ == nullptr) std::abort();  // a test that asks for this much is wrong
   std::memset(memory_.get(), kGuardByte, static_cast<size_t>(bytes));
   view_.data = memory_.get() + kGuardBytes;

@@ -8,7 +8,7 @@
 //   out.CheckGuards();
 //   EXPECT_THAT(Record(stream, {.x = wrong}), StatusIs(absl::StatusCode::kInvalidArgument, "x: expected"));
 //
-// Test only. Memory is the host's.
+// Test only. Memory is the host's; SetTestMemory makes it of a kind that a device can access too.
 #ifndef DSV4_RUNTIME_TESTING_H_
 #define DSV4_RUNTIME_TESTING_H_
 
@@ -69,6 +69,14 @@ void SetFloats(const TensorView& view, const std::vector<float>& values);
 std::vector<int64_t> ToInts(const TensorView& view);
 void SetInts(const TensorView& view, const std::vector<int64_t>& values);
 
+// Where a TestTensor made from now on gets its memory, aligned to 256 bytes. Each tensor returns its own to where it came
+// from. Null functions: the heap.
+struct TestMemory {
+  void* (*allocate)(int64_t bytes) = nullptr;
+  void (*free)(void* memory) = nullptr;
+};
+void SetTestMemory(const TestMemory& memory);
+
 // Owns a contiguous tensor, aligned to 256 bytes, between guard bytes. Every byte of it starts as 0xFF, which is NaN in
 // every floating-point type and -1 in the signed integers.
 class TestTensor {
@@ -100,10 +108,7 @@ class TestTensor {
   void CheckGuards() const { EXPECT_TRUE(GuardsIntact()); }
 
  private:
-  struct Freer {
-    void operator()(uint8_t* memory) const;
-  };
-  std::unique_ptr<uint8_t[], Freer> memory_;
+  std::unique_ptr<uint8_t[], void (*)(void* memory)> memory_{nullptr, nullptr};
   TensorView view_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "ops/save_partial_states/save_partial_states_cuda.h"
+#include "runtime/device.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -38,6 +40,8 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
+  const SlotCheck check = MakeSlotCheck(stream.device().slot_report(), "save_partial_states", params.slots,
+                                        params.state_cache.extents[0] * params.state_cache.extents[1]);
   return stream.Enqueue({.op = "save_partial_states",
                          .accesses = AccessList()
                                          .Read("kv", params.kv)
@@ -46,7 +50,8 @@ absl::Status Record(Stream& stream, const Params& params) {
                                          .Read("positions", params.positions)
                                          .Read("slots", params.slots)
                                          .Write("state_cache", params.state_cache),
-                         .run = [params] { RunCpu(params); }});
+                         .run = [params, check] { RunCpu(params, check); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params, check); })});
 }
 
 }  // namespace dsv4::save_partial_states

@@ -5,7 +5,7 @@
 
 namespace dsv4::save_partial_states {
 
-void RunCpu(const Params& params) {
+void RunCpu(const Params& params, const SlotCheck& check) {
   const int64_t tokens = params.kv.extents[0];
   const int64_t head_size = params.kv.extents[1];
   const int64_t ratio = params.ape.extent(0);
@@ -15,6 +15,7 @@ void RunCpu(const Params& params) {
   for (int64_t i = 0; i < tokens; ++i) {
     const int64_t slot = *params.slots.At<int64_t>(i);
     if (slot < 0) continue;  // a pad: its position, kv and score may be anything
+    if (!AcceptsSlot(check, i)) continue;
     const int64_t block = slot / block_size;
     const int64_t row = slot % block_size;
     const int64_t phase = *params.positions.At<int64_t>(i) % ratio;
