@@ -116,8 +116,8 @@ __device__ __forceinline__ float SquareSum(const Vector<float, 4>& v) {
   return sum;
 }
 
-// Ratio 4 with overlap, blocks of 4 rows: an entry pools the block of its window and the one before. A thread holds four
-// channels of all eight rows, so that every load of an entry is in flight at once.
+// Ratio 4 with overlap, blocks of 4 rows: an entry pools the block of its window and the one before. A thread holds
+// four channels of all eight rows, so that every load of an entry is in flight at once.
 template <int kHead>
 struct CompressOverlapped {
   static constexpr char kName[] = "compress_store";
@@ -205,9 +205,9 @@ struct CompressOverlapped {
   }
 };
 
-// Ratio 128 without overlap, blocks of 8 rows, head 512. An entry pools 512 KiB of state, so a cluster of blocks works on
-// it: each takes 64 channels of all 128 rows, and only the sum of squares crosses blocks. Within a block 16 threads cover
-// the channels and 16 groups of them the state blocks of the window.
+// Ratio 128 without overlap, blocks of 8 rows, head 512. An entry pools 512 KiB of state, so a cluster of blocks works
+// on it: each takes 64 channels of all 128 rows, and only the sum of squares crosses blocks. Within a block 16 threads
+// cover the channels and 16 groups of them the state blocks of the window.
 struct CompressLong {
   static constexpr char kName[] = "compress_store";
   static constexpr int kThreads = 256;
