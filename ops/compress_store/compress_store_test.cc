@@ -20,6 +20,7 @@
 #include "ops/save_partial_states/save_partial_states.h"
 #include "ops/testing/large_buffer.h"
 #include "ops/testing/op_test.h"
+#include "ops/testing/row_encoding.h"
 #include "runtime/dtype.h"
 #include "runtime/paged_rows.h"
 #include "runtime/testing.h"
@@ -705,66 +706,6 @@ TEST_F(CompressStore, AnEntryOfZerosIsZero) {
   for (const float x : caches.Entry(caches.EntrySlot(0, 1))) EXPECT_EQ(x, 0.0f);
 }
 
-// The bytes that a format's definition (specification, 5.6, 5.7 and 12) makes of a row.
-struct Encoded {
-  std::vector<uint8_t> values, scales;
-};
-
-Encoded Encode(RowFormat format, const std::vector<float>& row, int64_t rope_size) {
-  Encoded encoded;
-  const int64_t size = static_cast<int64_t>(row.size());
-  const auto put_bf16 = [&](int64_t begin) {
-    for (int64_t c = begin; c < size; ++c) {
-      const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(NearestBf16(row[c])));
-      encoded.values.push_back(static_cast<uint8_t>(bits >> 16));
-      encoded.values.push_back(static_cast<uint8_t>(bits >> 24));
-    }
-  };
-  const auto exponent_of = [&](int64_t begin, int64_t count, double floor, double top) {
-    double largest = 0;
-    for (int64_t c = begin; c < begin + count; ++c) largest = std::max(largest, std::abs(NearestBf16(row[c])));
-    return ScaleExponent(largest, floor, top);
-  };
-  switch (format) {
-    case RowFormat::kF32:
-      ADD_FAILURE() << "f32 rows are compared as they are";
-      break;
-    case RowFormat::kBf16:
-      put_bf16(0);
-      break;
-    case RowFormat::kFp8:
-      for (int64_t begin = 0; begin < size - rope_size; begin += 64) {
-        const int exponent = exponent_of(begin, 64, 1e-4, 448);
-        encoded.scales.push_back(static_cast<uint8_t>(exponent + 127));
-        for (int64_t c = begin; c < begin + 64; ++c) {
-          encoded.values.push_back(NearestE4m3(std::ldexp(NearestBf16(row[c]), -exponent)));
-        }
-      }
-      encoded.scales.resize((encoded.scales.size() + 7) / 8 * 8, 0);
-      put_bf16(size - rope_size);
-      break;
-    case RowFormat::kFp8Key: {
-      const int exponent = exponent_of(0, size, 1e-4, 448);
-      const uint32_t scale = std::bit_cast<uint32_t>(static_cast<float>(std::ldexp(1.0, exponent)));
-      for (int shift = 0; shift < 32; shift += 8) encoded.scales.push_back(static_cast<uint8_t>(scale >> shift));
-      for (const float x : row) encoded.values.push_back(NearestE4m3(std::ldexp(NearestBf16(x), -exponent)));
-      break;
-    }
-    case RowFormat::kMxfp4Key:
-      for (int64_t begin = 0; begin < size; begin += 32) {
-        const int exponent = exponent_of(begin, 32, 6 * std::ldexp(1.0, -126), 6);
-        encoded.scales.push_back(static_cast<uint8_t>(exponent + 127));
-        for (int64_t c = begin; c < begin + 32; c += 2) {
-          const uint8_t low = NearestE2m1(std::ldexp(NearestBf16(row[c]), -exponent));
-          const uint8_t high = NearestE2m1(std::ldexp(NearestBf16(row[c + 1]), -exponent));
-          encoded.values.push_back(static_cast<uint8_t>(low | high << 4));
-        }
-      }
-      break;
-  }
-  return encoded;
-}
-
 // The fp32 entry is held against the specification above; every other format is that entry, rounded to bf16 and then
 // quantised, byte for byte, with all rows' values first in a page and the scales behind them.
 TEST_F(CompressStore, StoresEveryFormatByteForByte) {
@@ -799,7 +740,7 @@ TEST_F(CompressStore, StoresEveryFormatByteForByte) {
 
       const TestTensor expected(DType::kU8, {stored.pages().view().extents[0], Caches::PageBytes(options)});
       for (const Row& row : rows) {
-        const Encoded encoded = Encode(format, exact.Entry(row.entry_slot), 64);
+        const EncodedRow encoded = EncodeByDefinition(format, exact.Entry(row.entry_slot), 64);
         const int64_t page = row.entry_slot / 5 * Caches::PageBytes(options), r = row.entry_slot % 5;
         const int64_t value_bytes = static_cast<int64_t>(encoded.values.size());
         uint8_t* const begin = expected.data<uint8_t>() + page;
@@ -1011,6 +952,7 @@ TEST_F(CompressStore, RefusesBadInputByNameAndWritesNothing) {
        },
        "power of two"},
       {[](Params& p) { p.entries.pages.strides[0] = 0; }, "entries"},
+      {[](Params& p) { p.entries.pages.extents[1] += 1; }, "entries"},  // into the next page
       {[](Params& p) { p.state_cache.data = p.entries.pages.data; }, "state_cache"},
       {[](Params& p) { p.state_slots.data = p.entries.pages.data; }, "state_slots"},
       {[](Params& p) { p.state_block_table.data = p.entries.pages.data; }, "state_block_table"},
