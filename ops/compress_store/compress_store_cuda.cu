@@ -145,7 +145,10 @@ struct CompressOverlapped {
     const int64_t window = event.position / kRatio;
     const int channel = Channel();
     const float* const state = static_cast<const float*>(params.state.data) + channel;
-    const float* const own = state + BlockOffset(params, event.request, window) + kHead;
+    // Both table entries before the first row: one latency, not two.
+    const int64_t own_offset = BlockOffset(params, event.request, window);
+    const int64_t previous_offset = window > 0 ? BlockOffset(params, event.request, window - 1) : 0;
+    const float* const own = state + own_offset + kHead;
     Quad values[2 * kRatio], scores[2 * kRatio];
 #pragma unroll
     for (int r = 0; r < kRatio; ++r) {
@@ -153,7 +156,7 @@ struct CompressOverlapped {
       scores[kRatio + r] = LoadVector<float, 4>(own + r * params.row_stride + 2 * kHead);
     }
     if (window > 0) {
-      const float* const previous = state + BlockOffset(params, event.request, window - 1);
+      const float* const previous = state + previous_offset;
 #pragma unroll
       for (int r = 0; r < kRatio; ++r) {
         values[r] = LoadVector<float, 4>(previous + r * params.row_stride);
