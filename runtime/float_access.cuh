@@ -1,14 +1,26 @@
-// Reads and writes f32 and bf16 data as floats in a kernel that learns the type at run time. A thread accesses kWidth
-// consecutive elements: in wide accesses where the view allows them, one by one otherwise, so that which thread handles
-// which element, and with it the order of a sum, does not depend on the alignment.
+// Reads and writes f32 and bf16 data as floats. A thread accesses kWidth consecutive elements: in wide accesses where the
+// view allows them, one by one otherwise, so that which thread handles which element, and with it the order of a sum,
+// depends neither on the alignment nor on the type.
 //
-//   FloatData x = MakeFloatData(params.x, 8);                       // host
+//   FloatData x = FloatData::Make(params.x, 8);                     // host
 //   Vector<float, 8> v = x.Load<8>(row * stride + column, count);   // count < 8 only at the end of a row
+//
+// FloatData and FloatWeight learn the type at run time, which costs a branch and a conversion between any two loads. A
+// kernel with several loads to keep in flight takes an Access as its template argument, which DispatchAccess chooses:
+//
+//   template <class Access>
+//   struct ScaleRows { ... typename Access::Data x, out; ... typename Access::Weight scale; ... };
+//   return DispatchAccess({params.x, params.out}, {params.scale}, 8, [&](auto access) {
+//     using A = decltype(access);
+//     return Launch<ScaleRows<A>>(stream, grid, {.scale = A::Weight::Make(params.scale, 8)}, ...);
+//   });
 #ifndef DSV4_RUNTIME_FLOAT_ACCESS_CUH_
 #define DSV4_RUNTIME_FLOAT_ACCESS_CUH_
 
 #include <cstdint>
+#include <initializer_list>
 
+#include "absl/status/status.h"
 #include "runtime/dtype.h"
 #include "runtime/tensor_view.h"
 #include "runtime/vector_access.cuh"
@@ -81,6 +93,11 @@ struct FloatData {
   bool is_bf16 = false;
   bool vectors = false;  // every access of kWidth elements is aligned, and count is always kWidth
 
+  // `view` is f32 or bf16. Kernels pass the same width to Load and Store.
+  static FloatData Make(const TensorView& view, int64_t width) {
+    return {view.data, view.dtype == DType::kBf16, AllowsVectors(view, width)};
+  }
+
   template <int kWidth>
   __device__ __forceinline__ Vector<float, kWidth> Load(int64_t index, int64_t count = kWidth) const {
     if (vectors && is_bf16) {
@@ -121,17 +138,17 @@ struct FloatData {
   }
 };
 
-// `view` is f32 or bf16. Kernels pass the same width to Load and Store.
-inline FloatData MakeFloatData(const TensorView& view, int64_t width) {
-  return {view.data, view.dtype == DType::kBf16, AllowsVectors(view, width)};
-}
-
 // The same for a weight, which may be read before the wait.
 struct FloatWeight {
   WeightPointer<float> f32;
   WeightPointer<Bf16> bf16;
   bool is_bf16 = false;
   bool vectors = false;
+
+  static FloatWeight Make(const WeightView& view, int64_t width) {
+    return {WeightPointer<float>(view), WeightPointer<Bf16>(view), view.dtype() == DType::kBf16,
+            AllowsVectors(view.view(), width)};
+  }
 
   template <int kWidth>
   __device__ __forceinline__ Vector<float, kWidth> Load(int64_t index, int64_t count = kWidth) const {
@@ -154,9 +171,66 @@ struct FloatWeight {
   }
 };
 
-inline FloatWeight MakeFloatWeight(const WeightView& view, int64_t width) {
-  return {WeightPointer<float>(view), WeightPointer<Bf16>(view), view.dtype() == DType::kBf16,
-          AllowsVectors(view.view(), width)};
+// The same for elements of type T in a view that allows wide accesses.
+template <typename T>
+struct VectorData {
+  T* data = nullptr;
+
+  static VectorData Make(const TensorView& view, int64_t /*width*/) { return {view.As<T>()}; }
+
+  template <int kWidth>
+  __device__ __forceinline__ Vector<float, kWidth> Load(int64_t index, int64_t /*count*/ = kWidth) const {
+    return float_access_internal::LoadPieces<T, kWidth>(data + index);
+  }
+  template <int kWidth>
+  __device__ __forceinline__ void Store(int64_t index, const Vector<float, kWidth>& floats,
+                                        int64_t /*count*/ = kWidth) const {
+    float_access_internal::StorePieces(data + index, floats);
+  }
+};
+
+template <typename T>
+struct VectorWeight {
+  WeightPointer<T> weight;
+
+  static VectorWeight Make(const WeightView& view, int64_t /*width*/) { return {WeightPointer<T>(view)}; }
+
+  template <int kWidth>
+  __device__ __forceinline__ Vector<float, kWidth> Load(int64_t index, int64_t /*count*/ = kWidth) const {
+    return float_access_internal::LoadWeightPieces<T, kWidth>(weight, index);
+  }
+  __device__ __forceinline__ void PrefetchToL2(int64_t index) const { weight.PrefetchToL2(index); }
+};
+
+struct AnyAccess {
+  using Data = FloatData;
+  using Weight = FloatWeight;
+};
+template <typename T>
+struct VectorAccess {
+  using Data = VectorData<T>;
+  using Weight = VectorWeight<T>;
+};
+
+template <typename T>
+bool AllowVectorsOf(std::initializer_list<TensorView> tensors, std::initializer_list<WeightView> weights,
+                    int64_t width) {
+  for (const TensorView& view : tensors) {
+    if (view.dtype != DTypeOf<T>::value || !AllowsVectors(view, width)) return false;
+  }
+  for (const WeightView& view : weights) {
+    if (view.dtype() != DTypeOf<T>::value || !AllowsVectors(view.view(), width)) return false;
+  }
+  return true;
+}
+
+// launch(VectorAccess<T>()) if all are of type T and allow accesses of `width` elements, launch(AnyAccess()) otherwise.
+template <class LaunchFunction>
+absl::Status DispatchAccess(std::initializer_list<TensorView> tensors, std::initializer_list<WeightView> weights,
+                            int64_t width, const LaunchFunction& launch) {
+  if (AllowVectorsOf<Bf16>(tensors, weights, width)) return launch(VectorAccess<Bf16>());
+  if (AllowVectorsOf<float>(tensors, weights, width)) return launch(VectorAccess<float>());
+  return launch(AnyAccess());
 }
 
 }  // namespace dsv4

@@ -96,9 +96,11 @@ __device__ __forceinline__ void StoreBf16(uint8_t* p, const Vector<float, kWidth
   StoreWords(p, words);
 }
 
-// Of values that are already rounded to bf16.
+}  // namespace paged_rows_internal
+
+// Stores kWidth values, 4 or 8, as multiples of the scale 2^exponent. `p` is aligned to 4 bytes, or to 2 for four e2m1.
 template <int kWidth>
-__device__ __forceinline__ void StoreE4m3(uint8_t* p, const Vector<float, kWidth>& rounded, int exponent) {
+__device__ __forceinline__ void StoreE4m3(uint8_t* p, const Vector<float, kWidth>& values, int exponent) {
   const float inverse = PowerOfTwo(-exponent);
   Vector<uint32_t, kWidth / 4> words;
 #pragma unroll
@@ -106,19 +108,19 @@ __device__ __forceinline__ void StoreE4m3(uint8_t* p, const Vector<float, kWidth
     words.values[word] = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      words.values[word] |= static_cast<uint32_t>(E4m3FromFloat(rounded.values[4 * word + i] * inverse).bits) << 8 * i;
+      words.values[word] |= static_cast<uint32_t>(E4m3FromFloat(values.values[4 * word + i] * inverse).bits) << 8 * i;
     }
   }
-  StoreWords(p, words);
+  paged_rows_internal::StoreWords(p, words);
 }
 
 template <int kWidth>
-__device__ __forceinline__ void StoreE2m1(uint8_t* p, const Vector<float, kWidth>& rounded, int exponent) {
+__device__ __forceinline__ void StoreE2m1(uint8_t* p, const Vector<float, kWidth>& values, int exponent) {
   const float inverse = PowerOfTwo(-exponent);
   uint32_t codes = 0;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    codes |= static_cast<uint32_t>(E2m1FromFloat(rounded.values[i] * inverse).bits) << 4 * i;
+    codes |= static_cast<uint32_t>(E2m1FromFloat(values.values[i] * inverse).bits) << 4 * i;
   }
   if constexpr (kWidth == 4) {
     *reinterpret_cast<uint16_t*>(p) = static_cast<uint16_t>(codes);
@@ -127,6 +129,7 @@ __device__ __forceinline__ void StoreE2m1(uint8_t* p, const Vector<float, kWidth
   }
 }
 
+// Of a lane's values; NaN is left out.
 template <int kWidth>
 __device__ __forceinline__ float LargestMagnitude(const Vector<float, kWidth>& values) {
   float largest = 0.0f;
@@ -134,8 +137,6 @@ __device__ __forceinline__ float LargestMagnitude(const Vector<float, kWidth>& v
   for (int i = 0; i < kWidth; ++i) largest = fmaxf(largest, fabsf(values.values[i]));
   return largest;
 }
-
-}  // namespace paged_rows_internal
 
 template <int kWidth>
 __device__ __forceinline__ Vector<float, kWidth> RoundVectorToBf16(const Vector<float, kWidth>& values) {
@@ -148,7 +149,7 @@ __device__ __forceinline__ Vector<float, kWidth> RoundVectorToBf16(const Vector<
 // The largest magnitude among a lane's values, as the formats that have one scale a row take it.
 template <int kWidth>
 __device__ __forceinline__ float LargestEncodedMagnitude(const Vector<float, kWidth>& values) {
-  return paged_rows_internal::LargestMagnitude(RoundVectorToBf16(values));
+  return LargestMagnitude(RoundVectorToBf16(values));
 }
 
 // Stores channels channel .. channel + kWidth - 1 of a row, 4 or 8 of them. The row size is a multiple of kWidth, the
@@ -170,7 +171,7 @@ __device__ __forceinline__ void EncodeSlice(const PagedRowsPointer& rows, const 
       return;
     case RowFormat::kFp8: {
       const Vector<float, kWidth> rounded = RoundVectorToBf16(values);
-      const float largest = WarpMax<kFp8GroupChannels / kWidth>(paged_rows_internal::LargestMagnitude(rounded));
+      const float largest = WarpMax<kFp8GroupChannels / kWidth>(LargestMagnitude(rounded));
       if (!active) return;
       const int quantised = rows.row_size - rows.rope_size;
       if (channel >= quantised) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ void EncodeSlice(const PagedRowsPointer& rows, const 
         return;
       }
       const int exponent = Fp8ScaleExponent(largest);
-      paged_rows_internal::StoreE4m3(at.values + channel, rounded, exponent);
+      StoreE4m3(at.values + channel, rounded, exponent);
       if (channel % kFp8GroupChannels == 0) {
         at.scales[channel / kFp8GroupChannels] = E8m0FromExponent(exponent).bits;
         const int groups = quantised / kFp8GroupChannels;
@@ -191,16 +192,16 @@ __device__ __forceinline__ void EncodeSlice(const PagedRowsPointer& rows, const 
     case RowFormat::kFp8Key: {
       if (!active) return;
       const int exponent = Fp8ScaleExponent(row_largest);
-      paged_rows_internal::StoreE4m3(at.values + channel, RoundVectorToBf16(values), exponent);
+      StoreE4m3(at.values + channel, RoundVectorToBf16(values), exponent);
       if (channel == 0) *reinterpret_cast<float*>(at.scales) = PowerOfTwo(exponent);
       return;
     }
     case RowFormat::kMxfp4Key: {
       const Vector<float, kWidth> rounded = RoundVectorToBf16(values);
-      const float largest = WarpMax<kMxfp4GroupChannels / kWidth>(paged_rows_internal::LargestMagnitude(rounded));
+      const float largest = WarpMax<kMxfp4GroupChannels / kWidth>(LargestMagnitude(rounded));
       if (!active) return;
       const int exponent = Mxfp4ScaleExponent(largest);
-      paged_rows_internal::StoreE2m1(at.values + channel / 2, rounded, exponent);
+      StoreE2m1(at.values + channel / 2, rounded, exponent);
       if (channel % kMxfp4GroupChannels == 0) {
         at.scales[channel / kMxfp4GroupChannels] = E8m0FromExponent(exponent).bits;
       }

@@ -453,11 +453,11 @@ constexpr int64_t kLargestRow = 48 * 1024;
 
 absl::Status RecordCuda(Stream& stream, const Params& params, Kernel kernel) {
   const int64_t tokens = params.state_slots.extents[0];
-  const KernelWeights weights = {.norm = MakeFloatWeight(params.norm_weight, 4),
+  const KernelWeights weights = {.norm = FloatWeight::Make(params.norm_weight, 4),
                                  .cos_sin = WeightPointer<float>(params.cos_sin),
                                  .cos_sin_stride = params.cos_sin.stride(0)};
   const int64_t clusters = std::min(tokens, kMostClusters);
-  const KernelParams kernel_params = {.state = MakeFloatData(params.state_cache, 4),
+  const KernelParams kernel_params = {.state = FloatData::Make(params.state_cache, 4),
                                       .block_stride = params.state_cache.strides[0],
                                       .row_stride = params.state_cache.strides[1],
                                       .block_size = params.state_cache.extents[1],

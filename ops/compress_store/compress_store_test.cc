@@ -457,7 +457,7 @@ TEST_F(CompressStore, MatchesTheSpecificationAtThePublishedSizes) {
 TEST_F(CompressStore, FindsTheEntriesAmongManyRows) {
   for (const auto& [kernel, options] : PublishedLayers(9, 3)) {
     for (const int64_t spacing : {int64_t{1}, int64_t{7}, options.ratio}) {
-      for (const int64_t count : {31, 32, 33, 64, 65, 100, 129, 300}) {
+      for (const int64_t count : {32, 33, 100, 300}) {
         SCOPED_TRACE(testing::Message() << Describe(options) << ", " << count << " rows, one in " << spacing);
         Caches caches(options, count);
         std::vector<std::pair<int64_t, int64_t>> windows;

@@ -1,6 +1,7 @@
 #include "ops/qnorm_rope_window_insert/qnorm_rope_window_insert_cuda.h"
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "ops/rope/rope.cuh"
@@ -19,10 +20,11 @@ struct KernelWeights {
 };
 
 // A row has heads + 1 units of work: its query's heads and its window row.
+template <class Access>
 struct KernelParams {
-  FloatData q;
+  typename Access::Data q;
   int64_t q_row_stride, q_head_stride;
-  FloatData kv;
+  typename Access::Data kv;
   int64_t kv_stride;
   const int64_t* slots;
   const int64_t* positions;
@@ -36,8 +38,8 @@ struct Unit {
   int64_t head;  // `heads`: the window row
 };
 
-__device__ __forceinline__ Unit UnitOf(const KernelParams& params, int64_t index) {
-  const auto [row, head] = Divide(index, params.heads + 1);
+__device__ __forceinline__ Unit UnitOf(int64_t index, int64_t heads) {
+  const auto [row, head] = Divide(index, heads + 1);
   return {row, head};
 }
 
@@ -46,6 +48,7 @@ __device__ __forceinline__ float InverseNorm(float square_sum, int head_size, fl
 }
 
 // Heads of 512 channels, the last 64 rotary: a warp a unit, which holds it in registers.
+template <class Access>
 struct QueryAndWindow512 {
   static constexpr char kName[] = "qnorm_rope_window_insert";
   static constexpr int kThreads = 128;
@@ -56,7 +59,7 @@ struct QueryAndWindow512 {
   static constexpr int kSlices = kHead / (kWarpThreads * kWidth);
 
   using Weights = KernelWeights;
-  using Params = KernelParams;
+  using Params = KernelParams<Access>;
   using Slice = Vector<float, kWidth>;
 
   static __device__ __forceinline__ void Prefetch(const Weights&) {}
@@ -68,7 +71,7 @@ struct QueryAndWindow512 {
   static __device__ __forceinline__ void Run(const Weights& weights, const Params& params) {
     const int64_t index = int64_t{blockIdx.x} * kUnitsPerBlock + threadIdx.x / kWarpThreads;
     if (index >= params.rows * (params.heads + 1)) return;
-    const Unit unit = UnitOf(params, index);
+    const Unit unit = UnitOf(index, params.heads);
     const int64_t slot = params.slots[unit.row], position = params.positions[unit.row];
     if (slot < 0) return;  // a pad
 
@@ -77,8 +80,8 @@ struct QueryAndWindow512 {
     Slice values[kSlices];
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
-      values[s] = is_window ? params.kv.Load<kWidth>(unit.row * params.kv_stride + Channel(s))
-                            : params.q.Load<kWidth>(q_begin + Channel(s));
+      const typename Access::Data& data = is_window ? params.kv : params.q;
+      values[s] = data.template Load<kWidth>((is_window ? unit.row * params.kv_stride : q_begin) + Channel(s));
     }
     // The rotary channels are in the last slice of the last lanes.
     const int first_pair = (Channel(kSlices - 1) - (kHead - kRope)) / 2;
@@ -113,7 +116,7 @@ struct QueryAndWindow512 {
 
     if (!is_window) {
 #pragma unroll
-      for (int s = 0; s < kSlices; ++s) params.q.Store<kWidth>(q_begin + Channel(s), values[s]);
+      for (int s = 0; s < kSlices; ++s) params.q.template Store<kWidth>(q_begin + Channel(s), values[s]);
       return;
     }
     float largest = 0.0f;
@@ -131,12 +134,12 @@ struct QueryAndWindow {
   static constexpr char kName[] = "qnorm_rope_window_insert";
   static constexpr int kThreads = 128;
   using Weights = KernelWeights;
-  using Params = KernelParams;
+  using Params = KernelParams<AnyAccess>;
 
   static __device__ __forceinline__ void Prefetch(const Weights&) {}
 
   static __device__ __forceinline__ void Run(const Weights& weights, const Params& params) {
-    const Unit unit = UnitOf(params, blockIdx.x);
+    const Unit unit = UnitOf(blockIdx.x, params.heads);
     const int64_t slot = params.slots[unit.row];
     if (slot < 0) return;  // a pad
     const int64_t angles = params.positions[unit.row] * weights.cos_sin_stride;
@@ -194,36 +197,44 @@ struct QueryAndWindow {
 // What fits into a block's shared memory.
 constexpr int64_t kLargestRow = 48 * 1024;
 
+template <class Access>
+KernelParams<Access> MakeParams(const Params& params) {
+  return {.q = Access::Data::Make(params.q, 8),
+          .q_row_stride = params.q.strides[0],
+          .q_head_stride = params.q.strides[1],
+          .kv = Access::Data::Make(params.kv, 8),
+          .kv_stride = params.kv.strides[0],
+          .slots = params.slots.As<int64_t>(),
+          .positions = params.positions.As<int64_t>(),
+          .rows = params.q.extents[0],
+          .heads = params.q.extents[1],
+          .eps = params.eps,
+          .window = MakePagedRowsPointer(params.window)};
+}
+
 }  // namespace
 
 absl::Status RecordCuda(Stream& stream, const Params& params) {
   const PagedRows& window = params.window;
-  const int64_t rows = params.q.extents[0], heads = params.q.extents[1];
-  const KernelWeights weights = {.cos_sin = MakeFloatWeight(params.cos_sin, 4),
+  const int64_t units = params.q.extents[0] * (params.q.extents[1] + 1);
+  const KernelWeights weights = {.cos_sin = FloatWeight::Make(params.cos_sin, 4),
                                  .cos_sin_stride = params.cos_sin.stride(0)};
-  const KernelParams kernel_params = {.q = MakeFloatData(params.q, 8),
-                                      .q_row_stride = params.q.strides[0],
-                                      .q_head_stride = params.q.strides[1],
-                                      .kv = MakeFloatData(params.kv, 8),
-                                      .kv_stride = params.kv.strides[0],
-                                      .slots = params.slots.As<int64_t>(),
-                                      .positions = params.positions.As<int64_t>(),
-                                      .rows = rows,
-                                      .heads = heads,
-                                      .eps = params.eps,
-                                      .window = MakePagedRowsPointer(window)};
-  const int64_t units = rows * (heads + 1);
-  if (window.row_size == QueryAndWindow512::kHead && window.rope_size == QueryAndWindow512::kRope &&
-      kernel_params.q.vectors && kernel_params.kv.vectors) {
-    constexpr int64_t kUnits = QueryAndWindow512::kUnitsPerBlock;
-    return Launch<QueryAndWindow512>(stream, {.x = (units + kUnits - 1) / kUnits}, weights, kernel_params);
-  }
-  if (window.row_size > kLargestRow) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("window: expected rows of at most ", kLargestRow, " channels on cuda, got ", window.row_size));
-  }
-  return Launch<QueryAndWindow>(stream, {.x = units}, weights, kernel_params,
-                                window.row_size * static_cast<int64_t>(sizeof(float)));
+  return DispatchAccess({params.q, params.kv}, {}, 8, [&](auto access) -> absl::Status {
+    using Access = decltype(access);
+    if constexpr (!std::is_same_v<Access, AnyAccess>) {
+      using Kernel = QueryAndWindow512<Access>;
+      if (window.row_size == Kernel::kHead && window.rope_size == Kernel::kRope) {
+        return Launch<Kernel>(stream, {.x = (units + Kernel::kUnitsPerBlock - 1) / Kernel::kUnitsPerBlock}, weights,
+                              MakeParams<Access>(params));
+      }
+    }
+    if (window.row_size > kLargestRow) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("window: expected rows of at most ", kLargestRow, " channels on cuda, got ", window.row_size));
+    }
+    return Launch<QueryAndWindow>(stream, {.x = units}, weights, MakeParams<AnyAccess>(params),
+                                  window.row_size * static_cast<int64_t>(sizeof(float)));
+  });
 }
 
 }  // namespace dsv4::qnorm_rope_window_insert
