@@ -48,16 +48,16 @@ template <typename T, int N>
 inline constexpr int kPiece = sizeof(T) * N <= 16 ? N : static_cast<int>(16 / sizeof(T));
 
 template <typename T, int N>
-__device__ __forceinline__ Vector<float, N> LoadPieces(const T* p) {
+__device__ __forceinline__ Vector<T, N> LoadPieces(const T* p) {
   constexpr int kElements = kPiece<T, N>;
-  Vector<float, N> floats;
+  Vector<T, N> elements;
 #pragma unroll
   for (int begin = 0; begin < N; begin += kElements) {
-    const Vector<float, kElements> piece = ToFloats(LoadVector<T, kElements>(p + begin));
+    const Vector<T, kElements> piece = LoadVector<T, kElements>(p + begin);
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) floats.values[begin + i] = piece.values[i];
+    for (int i = 0; i < kElements; ++i) elements.values[begin + i] = piece.values[i];
   }
-  return floats;
+  return elements;
 }
 
 template <typename T, int N>
@@ -68,7 +68,7 @@ __device__ __forceinline__ void StorePieces(T* p, const Vector<float, N>& floats
     Vector<float, kElements> piece;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) piece.values[i] = floats.values[begin + i];
-    StoreVector(p + begin, FromFloats<T>(piece));
+    StoreVectorWhole(p + begin, FromFloats<T>(piece));
   }
 }
 
@@ -101,13 +101,20 @@ struct FloatData {
   template <int kWidth>
   __device__ __forceinline__ Vector<float, kWidth> Load(int64_t index, int64_t count = kWidth) const {
     if (vectors && is_bf16) {
-      return float_access_internal::LoadPieces<Bf16, kWidth>(static_cast<const Bf16*>(data) + index);
+      return ToFloats(float_access_internal::LoadPieces<Bf16, kWidth>(static_cast<const Bf16*>(data) + index));
     }
     if (vectors) return float_access_internal::LoadPieces<float, kWidth>(static_cast<const float*>(data) + index);
     Vector<float, kWidth> floats;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) floats.values[i] = i < count ? LoadOne(index + i) : 0.0f;
     return floats;
+  }
+  // Load in two halves, as VectorData has it.
+  template <int kWidth>
+  using Stored = Vector<float, kWidth>;
+  template <int kWidth>
+  __device__ __forceinline__ Vector<float, kWidth> LoadStored(int64_t index, int64_t count = kWidth) const {
+    return Load<kWidth>(index, count);
   }
   __device__ __forceinline__ float LoadOne(int64_t index) const {
     return is_bf16 ? ToFloat(static_cast<const Bf16*>(data)[index]) : static_cast<const float*>(data)[index];
@@ -180,6 +187,14 @@ struct VectorData {
 
   template <int kWidth>
   __device__ __forceinline__ Vector<float, kWidth> Load(int64_t index, int64_t /*count*/ = kWidth) const {
+    return ToFloats(LoadStored<kWidth>(index));
+  }
+  // Load without the conversion (ToFloats), which would wait for the data: for loads under a condition that are all to
+  // be in flight at once.
+  template <int kWidth>
+  using Stored = Vector<T, kWidth>;
+  template <int kWidth>
+  __device__ __forceinline__ Vector<T, kWidth> LoadStored(int64_t index, int64_t /*count*/ = kWidth) const {
     return float_access_internal::LoadPieces<T, kWidth>(data + index);
   }
   template <int kWidth>

@@ -70,7 +70,7 @@ __device__ __forceinline__ void StoreWords(uint8_t* p, const Vector<uint32_t, kW
       StoreWords(p + 4 * begin, half);
     }
   } else if (reinterpret_cast<uintptr_t>(p) % (4 * kWords) == 0) {
-    StoreVector(reinterpret_cast<uint32_t*>(p), words);
+    StoreVectorWhole(reinterpret_cast<uint32_t*>(p), words);
   } else {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) reinterpret_cast<uint32_t*>(p)[i] = words.values[i];
@@ -184,6 +184,7 @@ __device__ __forceinline__ void EncodeSlice(const PagedRowsPointer& rows, const 
         at.scales[channel / kFp8GroupChannels] = E8m0FromExponent(exponent).bits;
         const int groups = quantised / kFp8GroupChannels;
         if (channel / kFp8GroupChannels == groups - 1) {
+#pragma unroll 1
           for (int pad = groups; pad < rows.scale_bytes; ++pad) at.scales[pad] = 0;
         }
       }

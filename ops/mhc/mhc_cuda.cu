@@ -23,25 +23,33 @@ __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-
 // A cluster of blocks handles a few rows, so that `fn`, which is far larger than a row, is read by many multiprocessors
 // also when there is one row. Each block has a part of the channels, of all streams: it multiplies that part of the
 // rows by that part of `fn`, the blocks exchange their sums, and each adds them up in the same order and then mixes its
-// own channels. The sum of squares counts as one more product, of the row with itself.
+// own channels.
 template <class Access>
 struct MixStreams {
   static constexpr char kName[] = "mhc";
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarpThreads;
   static constexpr int kCluster = 8;
-  static constexpr int kRows = 4;           // of a cluster
-  static constexpr int kMixesPerWarp = 4;   // at a time
+  static constexpr int kRows = 4;                             // of a cluster
+  static constexpr int kThreadsPerRow = kThreads / kRows;     // where a thread deals with one row
+  static constexpr int kMixesPerWarp = 3;                     // at a time: the 24 of four streams in one pass
   static constexpr int kMixesAtOnce = kWarps * kMixesPerWarp;
-  static constexpr int kTile = 1024;        // channels of a stream in shared memory at a time
+  static constexpr int kTile = 1024;                          // consecutive channels of a stream
+  static constexpr int kTiles = 4;                            // in shared memory at a time
+  static constexpr int kSteps = 4;                            // of a warp's loads of fn in flight, per mix
+  static constexpr int kStepChannels = kWarpThreads * 4;
+  static_assert(kSteps * kStepChannels == kThreadsPerRow * kWidth && kTile % (kThreadsPerRow * kWidth) == 0);
+
   // fn is f32: wide accesses where the streams allow them.
-  using Fn = std::conditional_t<std::is_same_v<Access, AnyAccess>, FloatWeight, VectorWeight<float>>;
+  static constexpr bool kWideFn = !std::is_same_v<Access, AnyAccess>;
+  using Fn = std::conditional_t<kWideFn, VectorWeight<float>, FloatWeight>;
 
   struct Weights {
     Fn fn;
     WeightPointer<float> scale, base;
     int64_t fn_stride;
-    int64_t mixes, streams, channels;
+    int32_t mixes, streams;
+    int64_t channels;
     int64_t part;  // channels of a block, a multiple of kWidth
   };
   struct Params {
@@ -59,109 +67,119 @@ struct MixStreams {
     int64_t sinkhorn_iters;
   };
 
-  // Floats of dynamic shared memory: the rows' tile, and for each row of the cluster the sums of this block, of all
-  // blocks, and of the row.
-  static int64_t SharedFloats(int64_t mixes) { return kRows * kTile + (kCluster + 2) * kRows * (mixes + 1); }
+  // Floats of dynamic shared memory: the tiles, and for each row of the cluster a sum a mix and one of squares, of this
+  // block, of all blocks, and in total.
+  static int64_t SharedFloats(int64_t mixes) { return kTiles * kRows * kTile + (kCluster + 2) * kRows * (mixes + 1); }
 
   static __device__ __forceinline__ int Rank() { return static_cast<int>(blockIdx.x % kCluster); }
+  static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % kWarpThreads); }
+  static __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x / kWarpThreads); }
+
+  // The channels of this block: end <= begin if there are none.
+  struct Range {
+    int64_t begin, end;
+  };
+  static __device__ __forceinline__ Range Part(const Weights& weights) {
+    const int64_t begin = Rank() * weights.part;
+    return {begin, min(begin + weights.part, weights.channels)};
+  }
 
   // One cluster brings `fn` into L2.
   static __device__ __forceinline__ void Prefetch(const Weights& weights) {
     if (blockIdx.x >= kCluster) return;
     constexpr int kLine = 32;
-    const int64_t begin = Rank() * weights.part, end = min(begin + weights.part, weights.channels);
-    const int64_t lines = end > begin ? (end - begin + kLine - 1) / kLine : 0;
-    for (int64_t i = threadIdx.x; i < weights.mixes * weights.streams * lines; i += kThreads) {
-      const int64_t line = i % lines, stream = i / lines % weights.streams, mix = i / lines / weights.streams;
-      weights.fn.PrefetchToL2(mix * weights.fn_stride + stream * weights.channels + begin + line * kLine);
+    const Range part = Part(weights);
+    for (int mix = Warp(); mix < weights.mixes; mix += kWarps) {
+      for (int stream = 0; stream < weights.streams; ++stream) {
+        for (int64_t channel = part.begin + Lane() * kLine; channel < part.end; channel += kWarpThreads * kLine) {
+          weights.fn.PrefetchToL2(mix * weights.fn_stride + stream * weights.channels + channel);
+        }
+      }
     }
   }
 
   static __device__ __forceinline__ void Run(const Weights& weights, const Params& params) {
     extern __shared__ __align__(16) float mix_shared[];
     const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpThreads, warp = thread / kWarpThreads;
-    const int sums = static_cast<int>(weights.mixes) + 1;
-    float* const tile = mix_shared;                      // [kRows][kTile]
-    float* const own_sums = tile + kRows * kTile;        // [kRows][sums]
-    float* const all_sums = own_sums + kRows * sums;     // [kCluster][kRows][sums]
-    float* const mixes = all_sums + kCluster * kRows * sums;  // [kRows][sums]
+    const int thread = static_cast<int>(threadIdx.x);
+    const int sums = weights.mixes + 1;                   // the last is that of the squares
+    float* const tiles = mix_shared;                      // [kTiles][kRows][kTile]
+    float* const own = tiles + kTiles * kRows * kTile;    // [kRows][sums]
+    float* const all = own + kRows * sums;                // [kCluster][kRows][sums]
+    float* const total = all + kCluster * kRows * sums;   // [kRows][sums]
 
-    // Which rows; negative: none.
-    const int64_t first_row = int64_t{blockIdx.x} / kCluster * kRows;
-    int64_t rows[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      rows[r] = -1;
-      if (first_row + r < params.rows) rows[r] = params.chosen == nullptr ? first_row + r : params.chosen[first_row + r];
-    }
+    // This thread's row where it deals with one; negative: none.
+    const int64_t out_row = int64_t{blockIdx.x} / kCluster * kRows + thread / kThreadsPerRow;
+    int64_t row = -1;
+    if (out_row < params.rows) row = params.chosen == nullptr ? out_row : params.chosen[out_row];
 
-    for (int first_mix = 0; first_mix < sums; first_mix += kMixesAtOnce) {
-      MultiplyPart(weights, params, rows, first_mix + warp * kMixesPerWarp, tile, own_sums);
+#pragma unroll 1
+    for (int first_mix = 0; first_mix < weights.mixes; first_mix += kMixesAtOnce) {
+      MultiplyPart(weights, params, row, first_mix, tiles, own);
     }
     // Another block's shared memory may be written once that block has started; also a barrier of this block.
     cluster.sync();
+#pragma unroll 1
     for (int i = thread; i < kCluster * kRows * sums; i += kThreads) {
       const int to = i / (kRows * sums), from = i % (kRows * sums);
-      *cluster.map_shared_rank(&all_sums[Rank() * kRows * sums + from], to) = own_sums[from];
+      *cluster.map_shared_rank(&all[Rank() * kRows * sums + from], to) = own[from];
     }
     cluster.sync();
     for (int i = thread; i < kRows * sums; i += kThreads) {
-      float sum = all_sums[i];
-      for (int rank = 1; rank < kCluster; ++rank) sum += all_sums[rank * kRows * sums + i];
-      mixes[i] = sum;
+      float sum = all[i];
+#pragma unroll
+      for (int rank = 1; rank < kCluster; ++rank) sum += all[rank * kRows * sums + i];
+      total[i] = sum;
     }
     __syncthreads();
-    // The last of a row's sums is that of the squares. all_sums is free again, and takes the coefficients.
+    float* const coefficients = all;  // [kRows][sums]; what it held is in `total`
     const float size = static_cast<float>(weights.streams * weights.channels);
-    float* const coefficients = all_sums;
-    for (int i = thread; i < kRows * (sums - 1); i += kThreads) {
-      const int r = i / (sums - 1), mix = i % (sums - 1);
-      const float factor = 1.0f / sqrtf(mixes[r * sums + sums - 1] / size + params.rms_eps);
-      coefficients[r * sums + mix] = Coefficient(weights, params, mixes[r * sums + mix] * factor, mix);
+#pragma unroll 1
+    for (int i = thread; i < kRows * sums; i += kThreads) {
+      const int mix = i % sums;
+      if (mix == sums - 1) continue;
+      const float factor = 1.0f / sqrtf(total[i - mix + sums - 1] / size + params.rms_eps);
+      coefficients[i] = Coefficient(weights, params, total[i] * factor, mix);
     }
     __syncthreads();
 
-    if (params.post != nullptr && Rank() == 0 && warp < kRows) {
-      StoreMixing(weights, params, first_row + warp, coefficients + warp * sums, lane);
-    }
-    MixPart(weights, params, rows, first_row, coefficients, sums);
+    if (row >= 0) MixPart(weights, params, row, out_row, coefficients + thread / kThreadsPerRow * sums);
+    if (params.post != nullptr && Rank() == 0) StoreMixing(weights, params, coefficients, sums);
   }
 
  private:
-  // own_sums[r][mix] of this block's channels for four mixes of each warp, from `mix` on.
-  static __device__ __forceinline__ void MultiplyPart(const Weights& weights, const Params& params,
-                                                      const int64_t (&rows)[kRows], int mix, float* tile,
-                                                      float* own_sums) {
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpThreads;
-    const int sums = static_cast<int>(weights.mixes) + 1;
+  struct TilePlace {
+    int stream;
+    int64_t channel;
+    int count;  // channels; 0: no such tile
+  };
+  static __device__ __forceinline__ TilePlace PlaceOf(const Weights& weights, const Range& part, int tile) {
+    const int tiles_of_stream = static_cast<int>((part.end - part.begin + kTile - 1) / kTile);
+    const int stream = tiles_of_stream > 0 ? tile / tiles_of_stream : weights.streams;
+    if (stream >= weights.streams) return {0, 0, 0};
+    const int64_t channel = part.begin + int64_t{tile % tiles_of_stream} * kTile;
+    return {stream, channel, static_cast<int>(min(int64_t{kTile}, part.end - channel))};
+  }
+
+  // own[r][m] of kMixesPerWarp mixes a warp, from first_mix on; and, in the first pass, of the squares.
+  static __device__ __forceinline__ void MultiplyPart(const Weights& weights, const Params& params, int64_t row,
+                                                      int first_mix, float* tiles, float* own) {
+    __shared__ float square_sums[kWarps];
+    const int sums = weights.mixes + 1, mix = first_mix + Warp() * kMixesPerWarp;
+    int64_t fn_rows[kMixesPerWarp];
+#pragma unroll
+    for (int m = 0; m < kMixesPerWarp; ++m) fn_rows[m] = min(mix + m, weights.mixes - 1) * weights.fn_stride;
     float products[kMixesPerWarp][kRows] = {};
-    const int64_t begin = Rank() * weights.part, end = min(begin + weights.part, weights.channels);
-    for (int64_t stream = 0; stream < weights.streams; ++stream) {
-      for (int64_t channel = begin; channel < end; channel += kTile) {
-        const int count = static_cast<int>(min(int64_t{kTile}, end - channel));
-        __syncthreads();  // the last tile has been read
-        LoadTile(params, rows, stream, channel, count, tile);
-        __syncthreads();
-        const int64_t fn = stream * weights.channels + channel;
-#pragma unroll 2
-        for (int k = lane * 4; k < count; k += kWarpThreads * 4) {
-          Vector<float, 4> x[kRows];
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) x[r] = LoadVector<float, 4>(tile + r * kTile + k);
-#pragma unroll
-          for (int m = 0; m < kMixesPerWarp; ++m) {
-            if (mix + m >= sums) continue;
-            if (mix + m == sums - 1) {
-#pragma unroll
-              for (int r = 0; r < kRows; ++r) products[m][r] = AddProduct(products[m][r], x[r], x[r]);
-            } else {
-              const Vector<float, 4> w = weights.fn.template Load<4>((mix + m) * weights.fn_stride + fn + k, count - k);
-#pragma unroll
-              for (int r = 0; r < kRows; ++r) products[m][r] = AddProduct(products[m][r], w, x[r]);
-            }
-          }
-        }
+    float square_sum = 0.0f;
+    const Range part = Part(weights);
+#pragma unroll 1
+    for (int first = 0; PlaceOf(weights, part, first).count > 0; first += kTiles) {
+      __syncthreads();  // the last tiles have been read
+      square_sum += LoadTiles(weights, params, row, part, first, tiles);
+      __syncthreads();
+#pragma unroll 1
+      for (int t = 0; t < kTiles; ++t) {
+        MultiplyTile(weights, PlaceOf(weights, part, first + t), fn_rows, tiles + t * kRows * kTile, products);
       }
     }
 #pragma unroll
@@ -169,131 +187,227 @@ struct MixStreams {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float sum = WarpSum(products[m][r]);
-        if (lane == 0 && mix + m < sums) own_sums[r * sums + mix + m] = sum;
+        if (Lane() == 0 && mix + m < weights.mixes) own[r * sums + mix + m] = sum;
       }
+    }
+    if (first_mix > 0) return;
+    square_sum = WarpSum(square_sum);
+    if (Lane() == 0) square_sums[Warp()] = square_sum;
+    __syncthreads();
+    if (threadIdx.x < kRows) {
+      constexpr int kWarpsPerRow = kWarps / kRows;
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarpsPerRow; ++w) sum += square_sums[threadIdx.x * kWarpsPerRow + w];
+      own[threadIdx.x * sums + sums - 1] = sum;
     }
   }
 
-  static __device__ __forceinline__ float AddProduct(float sum, const Vector<float, 4>& a, const Vector<float, 4>& b) {
+  // Brings kTiles tiles of all rows into shared memory, with zeros where there is no row and up to a whole number of
+  // steps. Returns the sum of this thread's squares, which are of one row.
+  static __device__ __forceinline__ float LoadTiles(const Weights& weights, const Params& params, int64_t row,
+                                                    const Range& part, int first, float* tiles) {
+    const int vector = static_cast<int>(threadIdx.x % kThreadsPerRow) * kWidth;
+    float* const destination = tiles + threadIdx.x / kThreadsPerRow * kTile + vector;
+    float square_sum = 0.0f;
+#pragma unroll 1
+    for (int64_t begin = 0; begin < min(int64_t{kTile}, part.end - part.begin); begin += kThreadsPerRow * kWidth) {
+      typename Access::Data::template Stored<kWidth> stored[kTiles];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum += a.values[i] * b.values[i];
-    return sum;
+      for (int t = 0; t < kTiles; ++t) {
+        const TilePlace place = PlaceOf(weights, part, first + t);
+        const int64_t count = place.count - begin - vector;
+        stored[t] = {};
+        if (row >= 0 && count > 0) {
+          stored[t] = params.streams.template LoadStored<kWidth>(
+              row * params.row_stride + place.stream * params.stream_stride + place.channel + begin + vector, count);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const Vector<float, kWidth> x = ToFloats(stored[t]);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) square_sum += x.values[i] * x.values[i];
+#pragma unroll
+        for (int half = 0; half < kWidth; half += 4) {
+          StoreVector(destination + t * kRows * kTile + begin + half,
+                      Vector<float, 4>{x.values[half], x.values[half + 1], x.values[half + 2], x.values[half + 3]});
+        }
+      }
+    }
+    return square_sum;
   }
 
-  // Zeros where there is no row, and up to a whole number of vectors.
-  static __device__ __forceinline__ void LoadTile(const Params& params, const int64_t (&rows)[kRows], int64_t stream,
-                                                  int64_t channel, int count, float* tile) {
-    const int vectors = (count + kWidth - 1) / kWidth;
+  static __device__ __forceinline__ void MultiplyTile(const Weights& weights, const TilePlace& place,
+                                                      const int64_t (&fn_rows)[kMixesPerWarp], const float* tile,
+                                                      float (&products)[kMixesPerWarp][kRows]) {
+    const int64_t fn = place.stream * weights.channels + place.channel;
+#pragma unroll 1
+    for (int begin = 0; begin < place.count; begin += kSteps * kStepChannels) {
+      // All loads before the first use, and no branch among them: past the end they read what meets zeros.
+      Vector<float, 4> w[kSteps][kMixesPerWarp];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = static_cast<int>(threadIdx.x); v < vectors; v += kThreads) {
-        Vector<float, kWidth> x = {};
-        if (rows[r] >= 0) {
-          x = params.streams.template Load<kWidth>(
-              rows[r] * params.row_stride + stream * params.stream_stride + channel + v * kWidth, count - v * kWidth);
+      for (int step = 0; step < kSteps; ++step) {
+        const int k = begin + step * kStepChannels + Lane() * 4;
+#pragma unroll
+        for (int m = 0; m < kMixesPerWarp; ++m) {
+          if constexpr (kWideFn) {
+            w[step][m] = weights.fn.template Load<4>(fn_rows[m] + fn + min(k, place.count - 4));
+          } else {
+            w[step][m] = weights.fn.template Load<4>(fn_rows[m] + fn + k, place.count - k);
+          }
         }
+      }
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) tile[r * kTile + v * kWidth + i] = x.values[i];
+      for (int step = 0; step < kSteps; ++step) {
+        const int k = begin + step * kStepChannels + Lane() * 4;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const Vector<float, 4> x = LoadVector<float, 4>(tile + r * kTile + k);
+#pragma unroll
+          for (int m = 0; m < kMixesPerWarp; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) products[m][r] += w[step][m].values[i] * x.values[i];
+          }
+        }
       }
     }
   }
 
   // What the mix stands for: an input weight, a post weight, or the argument of Sinkhorn's exponential.
   static __device__ __forceinline__ float Coefficient(const Weights& weights, const Params& params, float m, int mix) {
-    const int streams = static_cast<int>(weights.streams);
-    const int kind = mix < streams ? 0 : mix < 2 * streams ? 1 : 2;
+    const int kind = mix < weights.streams ? 0 : mix < 2 * weights.streams ? 1 : 2;
     const float x = m * weights.scale.Load(kind) + weights.base.Load(mix);
     return kind == 0 ? Sigmoid(x) + params.hc_eps : kind == 1 ? 2.0f * Sigmoid(x) : x;
   }
 
-  // This block's channels of out = sum_a in_a X_a.
-  static __device__ __forceinline__ void MixPart(const Weights& weights, const Params& params,
-                                                 const int64_t (&rows)[kRows], int64_t first_row,
-                                                 const float* coefficients, int sums) {
-    const int64_t begin = Rank() * weights.part, end = min(begin + weights.part, weights.channels);
+  // This block's channels of out = sum_a in_a X_a, of the thread's row.
+  static __device__ __forceinline__ void MixPart(const Weights& weights, const Params& params, int64_t row,
+                                                 int64_t out_row, const float* coefficients) {
+    const Range part = Part(weights);
+#pragma unroll 1
+    for (int64_t channel = part.begin + threadIdx.x % kThreadsPerRow * kWidth; channel < part.end;
+         channel += kThreadsPerRow * kWidth) {
+      const int64_t count = part.end - channel;
+      Vector<float, kWidth> out = {};
+#pragma unroll 1
+      for (int first = 0; first < weights.streams; first += kTiles) {
+        typename Access::Data::template Stored<kWidth> stored[kTiles];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (rows[r] < 0) continue;
-      for (int64_t channel = begin + threadIdx.x * kWidth; channel < end; channel += kThreads * kWidth) {
-        Vector<float, kWidth> out = {};
-#pragma unroll 4
-        for (int64_t stream = 0; stream < weights.streams; ++stream) {
-          const float in = coefficients[r * sums + stream];
-          const Vector<float, kWidth> x = params.streams.template Load<kWidth>(
-              rows[r] * params.row_stride + stream * params.stream_stride + channel, end - channel);
+        for (int t = 0; t < kTiles; ++t) {
+          stored[t] = {};
+          if (first + t < weights.streams) {
+            stored[t] = params.streams.template LoadStored<kWidth>(
+                row * params.row_stride + (first + t) * params.stream_stride + channel, count);
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          if (first + t >= weights.streams) continue;
+          const float in = coefficients[first + t];
+          const Vector<float, kWidth> x = ToFloats(stored[t]);
 #pragma unroll
           for (int i = 0; i < kWidth; ++i) out.values[i] += in * x.values[i];
         }
-        params.out.template Store<kWidth>((first_row + r) * params.out_stride + channel, out, end - channel);
       }
+      params.out.template Store<kWidth>(out_row * params.out_stride + channel, out, count);
     }
   }
 
-  // post and comb of a row, by one warp. `coefficients` is of this row.
-  static __device__ __forceinline__ void StoreMixing(const Weights& weights, const Params& params, int64_t row,
-                                                     float* coefficients, int lane) {
-    if (row >= params.rows) return;
-    const int streams = static_cast<int>(weights.streams);
-    for (int a = lane; a < streams; a += kWarpThreads) {
-      params.post[row * params.post_stride + a] = coefficients[streams + a];
-    }
-    float* const c = coefficients + 2 * streams;
+  // post and comb of the cluster's rows, by the first block.
+  static __device__ __forceinline__ void StoreMixing(const Weights& weights, const Params& params, float* coefficients,
+                                                     int sums) {
+    const int64_t first_row = int64_t{blockIdx.x} / kCluster * kRows;
+    const int streams = weights.streams;
+    if (Warp() >= kRows || first_row + Warp() >= params.rows) return;
+    const int64_t row = first_row + Warp();
+    float* const own = coefficients + Warp() * sums;
+    for (int a = Lane(); a < streams; a += kWarpThreads) params.post[row * params.post_stride + a] = own[streams + a];
+    float* const c = own + 2 * streams;
     if (streams == 4) {
-      const float value = Sinkhorn4(c[lane % 16], params.sinkhorn_iters, params.hc_eps);
-      if (lane < 16) params.comb[row * params.comb_row_stride + lane / 4 * params.comb_stride + lane % 4] = value;
-      return;
+      if (Lane() == 0) Sinkhorn4(c, params.sinkhorn_iters, params.hc_eps);
+      __syncwarp();
+    } else {
+      Sinkhorn(c, streams, params.sinkhorn_iters, params.hc_eps);
     }
-    Sinkhorn(c, streams, params.sinkhorn_iters, params.hc_eps, lane);
-    for (int i = lane; i < streams * streams; i += kWarpThreads) {
+    for (int i = Lane(); i < streams * streams; i += kWarpThreads) {
       params.comb[row * params.comb_row_stride + i / streams * params.comb_stride + i % streams] = c[i];
     }
   }
 
-  // Lane 4a + b has C[a][b], and lanes 16 to 31 the same again. Sums over b cross lanes 1 and 2, over a 4 and 8.
-  static __device__ __forceinline__ float Sinkhorn4(float c, int64_t iterations, float eps) {
-    c = expf(c - fmaxf(fmaxf(c, __shfl_xor_sync(kFullWarp, c, 1)), WarpMaxOfPair(c)));
-    c = c / SumOver<1>(c) + eps;
-    c /= SumOver<4>(c) + eps;
-    for (int64_t iteration = 1; iteration < iterations; ++iteration) {
-      c /= SumOver<1>(c) + eps;
-      c /= SumOver<4>(c) + eps;
+  // In place, by one thread in registers: a chain of some forty dependent steps, which no exchange between lanes makes
+  // shorter. Multiplies by reciprocals, each right to the last bit but one.
+  static __device__ __forceinline__ void Sinkhorn4(float* values, int64_t iterations, float eps) {
+    float c[4][4];
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) c[a][b] = values[4 * a + b];
+      const float largest = fmaxf(fmaxf(c[a][0], c[a][1]), fmaxf(c[a][2], c[a][3]));
+#pragma unroll
+      for (int b = 0; b < 4; ++b) c[a][b] = expf(c[a][b] - largest);
+      const float inverse = 1.0f / ((c[a][0] + c[a][1]) + (c[a][2] + c[a][3]));
+#pragma unroll
+      for (int b = 0; b < 4; ++b) c[a][b] = c[a][b] * inverse + eps;
     }
-    return c;
+    NormalizeColumns4(c, eps);
+#pragma unroll 1
+    for (int64_t iteration = 1; iteration < iterations; ++iteration) {
+#pragma unroll
+      for (int a = 0; a < 4; ++a) {
+        const float inverse = __fdividef(1.0f, (c[a][0] + c[a][1]) + (c[a][2] + c[a][3]) + eps);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) c[a][b] *= inverse;
+      }
+      NormalizeColumns4(c, eps);
+    }
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) values[4 * a + b] = c[a][b];
+    }
   }
-  static __device__ __forceinline__ float WarpMaxOfPair(float c) {
-    const float other = __shfl_xor_sync(kFullWarp, c, 2);
-    return fmaxf(other, __shfl_xor_sync(kFullWarp, other, 1));
-  }
-  // Over the four lanes kStep apart.
-  template <int kStep>
-  static __device__ __forceinline__ float SumOver(float c) {
-    c += __shfl_xor_sync(kFullWarp, c, kStep);
-    return c + __shfl_xor_sync(kFullWarp, c, 2 * kStep);
+  static __device__ __forceinline__ void NormalizeColumns4(float (&c)[4][4], float eps) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const float inverse = __fdividef(1.0f, (c[0][b] + c[1][b]) + (c[2][b] + c[3][b]) + eps);
+#pragma unroll
+      for (int a = 0; a < 4; ++a) c[a][b] *= inverse;
+    }
   }
 
-  // In place, in shared memory, a lane a row or a column.
-  static __device__ __forceinline__ void Sinkhorn(float* c, int streams, int64_t iterations, float eps, int lane) {
-    for (int a = lane; a < streams; a += kWarpThreads) {
+  // In place in shared memory, by a warp: a lane a row or a column.
+  static __device__ __forceinline__ void Sinkhorn(float* c, int streams, int64_t iterations, float eps) {
+#pragma unroll 1
+    for (int a = Lane(); a < streams; a += kWarpThreads) {
       float* const row = c + a * streams;
       float largest = row[0];
+#pragma unroll 1
       for (int b = 1; b < streams; ++b) largest = fmaxf(largest, row[b]);
       float sum = 0.0f;
+#pragma unroll 1
       for (int b = 0; b < streams; ++b) sum += row[b] = expf(row[b] - largest);
+#pragma unroll 1
       for (int b = 0; b < streams; ++b) row[b] = row[b] / sum + eps;
     }
     __syncwarp();
+#pragma unroll 1
     for (int64_t iteration = 0; iteration < iterations; ++iteration) {
       if (iteration > 0) {
-        for (int a = lane; a < streams; a += kWarpThreads) Normalize(c + a * streams, streams, 1, eps);
+#pragma unroll 1
+        for (int a = Lane(); a < streams; a += kWarpThreads) Normalize(c + a * streams, streams, 1, eps);
         __syncwarp();
       }
-      for (int b = lane; b < streams; b += kWarpThreads) Normalize(c + b, streams, streams, eps);
+#pragma unroll 1
+      for (int b = Lane(); b < streams; b += kWarpThreads) Normalize(c + b, streams, streams, eps);
       __syncwarp();
     }
   }
   static __device__ __forceinline__ void Normalize(float* values, int count, int stride, float eps) {
     float sum = 0.0f;
+#pragma unroll 1
     for (int i = 0; i < count; ++i) sum += values[i * stride];
+#pragma unroll 1
     for (int i = 0; i < count; ++i) values[i * stride] /= sum + eps;
   }
 };
@@ -333,14 +447,19 @@ struct UpdateStreams {
     const int64_t row = blockIdx.x, channel = int64_t{blockIdx.y} * kChannels + threadIdx.x * kWidth;
     const int64_t left = params.channels - channel;
     if (left <= 0) return;
-    const Floats y = params.y.template Load<kWidth>(row * params.y_stride + channel, left);
-    Floats x[kMostHeldStreams] = {};
+    const auto stored_y = params.y.template LoadStored<kWidth>(row * params.y_stride + channel, left);
+    typename Access::Data::template Stored<kWidth> stored[kMostHeldStreams] = {};
 #pragma unroll
     for (int a = 0; a < kMostHeldStreams; ++a) {
       if (a < params.count) {
-        x[a] = params.streams.template Load<kWidth>(row * params.row_stride + a * params.stream_stride + channel, left);
+        stored[a] = params.streams.template LoadStored<kWidth>(
+            row * params.row_stride + a * params.stream_stride + channel, left);
       }
     }
+    const Floats y = ToFloats(stored_y);
+    Floats x[kMostHeldStreams];
+#pragma unroll
+    for (int a = 0; a < kMostHeldStreams; ++a) x[a] = ToFloats(stored[a]);
 #pragma unroll
     for (int b = 0; b < kMostHeldStreams; ++b) {
       if (b >= params.count) continue;
@@ -417,8 +536,8 @@ absl::Status LaunchMix(Stream& stream, const TensorView& streams, const WeightVi
                                               .scale = WeightPointer<float>(scale),
                                               .base = WeightPointer<float>(base),
                                               .fn_stride = fn.stride(0),
-                                              .mixes = fn.extent(0),
-                                              .streams = count,
+                                              .mixes = static_cast<int32_t>(fn.extent(0)),
+                                              .streams = static_cast<int32_t>(count),
                                               .channels = channels,
                                               .part = CeilDiv(CeilDiv(channels, Kernel::kCluster), kWidth) * kWidth};
     typename Kernel::Params params = {};

@@ -64,16 +64,16 @@ struct NormRows {
                                              const HeldWeights& held_weights) {
     __shared__ float sums[kThreads / kWarpThreads];
     const int64_t x_row = blockIdx.x * params.x_stride, out_row = blockIdx.x * params.out_stride;
-    Floats held[kHeld];
+    typename Access::Data::template Stored<kWidth> held[kHeld];
     float square_sum = 0.0f;
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
       const int64_t count = weights.channels - Channel(v);
-      if (count > 0) held[v] = params.x.template Load<kWidth>(x_row + Channel(v), count);
+      if (count > 0) held[v] = params.x.template LoadStored<kWidth>(x_row + Channel(v), count);
     }
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-      if (Channel(v) < weights.channels) square_sum += SquareSum(held[v]);
+      if (Channel(v) < weights.channels) square_sum += SquareSum(ToFloats(held[v]));
     }
     for (int64_t v = kHeld; Channel(v) < weights.channels; ++v) {
       square_sum += SquareSum(params.x.template Load<kWidth>(x_row + Channel(v), weights.channels - Channel(v)));
@@ -85,7 +85,7 @@ struct NormRows {
     for (int v = 0; v < kHeld; ++v) {
       const int64_t count = weights.channels - Channel(v);
       if (count > 0) {
-        params.out.template Store<kWidth>(out_row + Channel(v), Scale(held[v], factor, held_weights.vectors[v]), count);
+        params.out.template Store<kWidth>(out_row + Channel(v), Scale(ToFloats(held[v]), factor, held_weights.vectors[v]), count);
       }
     }
     for (int64_t v = kHeld; Channel(v) < weights.channels; ++v) {
