@@ -57,6 +57,13 @@ __device__ __forceinline__ void StoreVector(T* p, const Vector<T, N>& vector) {
   *reinterpret_cast<Bits*>(p) = __builtin_bit_cast(Bits, vector);
 }
 
+// The same in one access for certain: the compiler may store a vector in parts where these are computed apart.
+template <typename T, int N>
+__device__ __forceinline__ void StoreVectorWhole(T* p, const Vector<T, N>& vector) {
+  using Bits = VectorBits<sizeof(T) * N>;
+  __stwb(reinterpret_cast<Bits*>(p), __builtin_bit_cast(Bits, vector));
+}
+
 // For data that is read or written once: evicted first from the caches.
 template <typename T, int N>
 __device__ __forceinline__ Vector<T, N> LoadVectorStreaming(const T* p) {

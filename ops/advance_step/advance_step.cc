@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "ops/advance_step/advance_step_cuda.h"
 #include "runtime/status.h"
 #include "runtime/tensor_check.h"
 
@@ -58,7 +59,8 @@ absl::Status Record(Stream& stream, const Params& params) {
                                          .Write("outputs", params.outputs)
                                          .ReadWrite("output_counts", params.output_counts)
                                          .Write("live_rows", params.live_rows),
-                         .run = [params] { RunCpu(params); }});
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::advance_step

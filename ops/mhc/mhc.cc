@@ -1,6 +1,7 @@
 #include "ops/mhc/mhc.h"
 
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/mhc/mhc_cuda.h"
 #include "runtime/status.h"
 #include "runtime/tensor_check.h"
 
@@ -97,17 +98,26 @@ absl::Status Validate(const HeadParams& params) {
 
 absl::Status Record(Stream& stream, const PreParams& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "mhc_pre", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "mhc_pre",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 absl::Status Record(Stream& stream, const PostParams& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "mhc_post", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "mhc_post",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 absl::Status Record(Stream& stream, const HeadParams& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "mhc_head", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "mhc_head",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::mhc

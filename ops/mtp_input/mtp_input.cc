@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/mtp_input/mtp_input_cuda.h"
 #include "runtime/status.h"
 #include "runtime/tensor_check.h"
 
@@ -30,7 +31,10 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "mtp_input", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "mtp_input",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::mtp_input

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ops/sample/sample_cuda.h"
 #include "runtime/status.h"
 #include "runtime/tensor_check.h"
 
@@ -46,7 +47,8 @@ absl::Status Record(Stream& stream, const Params& params) {
                                          .Read("request_ids", params.request_ids)
                                          .Write("tokens", params.tokens)
                                          .ReadWrite("next_tokens", params.next_tokens),
-                         .run = [params] { RunCpu(params); }});
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::sample

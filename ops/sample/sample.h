@@ -8,16 +8,13 @@
 //   exceeds u times the total. If the largest logit is infinite, it and its equals share all probability.
 //   NaN logits have probability 0 and are never chosen; if all are NaN, token 0 is.
 //   tokens[l] gets the token; next_tokens[i] gets it too unless next_tokens[i] is already >= 0 (a forced or known token).
-//   rows[l] < 0: nothing is read or written for l.
+//   rows[l] < 0: nothing is read or written for l. No row is named twice.
 //   Philox: key words = low and high half of the seed; counter words = low and high half of the request id, then of the
 //   position; u = (word 0 >> 8) * 2^-24. The position of the token drawn is positions[i] + 1.
 //   Reads before the wait: nothing.
 // Source: design, definitions; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 #ifndef DSV4_OPS_SAMPLE_H_
 #define DSV4_OPS_SAMPLE_H_
-
-#include <array>
-#include <cstdint>
 
 #include "absl/status/status.h"
 #include "runtime/stream.h"
@@ -39,9 +36,6 @@ struct Params {
 absl::Status Validate(const Params& params);
 absl::Status Record(Stream& stream, const Params& params);
 void RunCpu(const Params& params);
-
-// Ten rounds of Philox4x32.
-std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
 }  // namespace dsv4::sample
 

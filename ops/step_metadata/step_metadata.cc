@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/step_metadata/step_metadata_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -98,7 +99,10 @@ absl::Status Record(Stream& stream, const Params& params) {
     if (visible.slots.empty()) continue;
     accesses.Read("visible.block_table", visible.block_table).Write("visible.slots", visible.slots);
   }
-  return stream.Enqueue({.op = "step_metadata", .accesses = accesses, .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "step_metadata",
+                         .accesses = accesses,
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::step_metadata

@@ -230,6 +230,40 @@ TEST_F(StepMetadata, MatchesTheFormulasForEveryRowCount) {
   }
 }
 
+TEST_F(StepMetadata, FillsManyGroupsAndLongLists) {
+  std::vector<int64_t> blocks(2500);
+  std::iota(blocks.begin(), blocks.end(), 7);
+  const std::vector<std::vector<int64_t>> table = {blocks};
+  std::vector<GroupOptions> groups;
+  std::vector<VisibleOptions> visible;
+  for (int64_t i = 0; i < 19; ++i) groups.push_back({.ratio = 1 + i % 3, .rows_per_block = 1 + i, .table = table});
+  for (int64_t i = 0; i < 17; ++i) {
+    visible.push_back({.ratio = 1 + i % 2, .rows_per_block = 2, .table = table, .width = i == 9 ? 0 : 5000 - i});
+  }
+  const std::vector<TokenRow> rows = {{5, 0, 4800}, {5, kNoRequest, 9}, {5, 0, 1025}, {5, 0, 2047}};
+  const Step step(rows, groups, visible);
+  Run(step);
+  EXPECT_THAT(ToInts(step.params.row_positions), ElementsAre(4800, 0, 1025, 2047));
+  for (int64_t r = 0; r < 4; ++r) {
+    const bool live = rows[r].request >= 0;
+    for (int64_t i = 0; i < 19; ++i) {
+      const int64_t ratio = 1 + i % 3, entry = rows[r].position / ratio;
+      const int64_t slot = (7 + entry / (1 + i) % 2500) * (1 + i) + entry % (1 + i);
+      EXPECT_EQ(ToInts(step.params.groups[i].slots)[r], live && (rows[r].position + 1) % ratio == 0 ? slot : -1)
+          << "row " << r << ", group " << i;
+    }
+    for (int64_t i = 0; i < 17; ++i) {
+      const int64_t count = live ? (rows[r].position + 1) / (1 + i % 2) : 0;
+      EXPECT_EQ(ToInts(step.params.visible[i].counts)[r], count) << "row " << r << ", list " << i;
+      if (i == 9) continue;
+      const std::vector<int64_t> list = ToInts(step.params.visible[i].slots.Rows(r, 1));
+      for (int64_t k = 0; k < 5000 - i; ++k) {
+        ASSERT_EQ(list[k], k < count ? (7 + k / 2) * 2 + k % 2 : -1) << "row " << r << ", list " << i << ", " << k;
+      }
+    }
+  }
+}
+
 TEST_F(StepMetadata, ComputesSlotsIn64Bits) {
   const int64_t block = std::numeric_limits<int32_t>::max();
   const GroupOptions group = {.rows_per_block = 64, .table = {{block, 1}}};
@@ -257,6 +291,7 @@ TEST_F(StepMetadata, TakesAStepWithoutRows) {
 }
 
 TEST_F(StepMetadata, DeclaresWhatItTouchesAndReadsTablesWhenReplayed) {
+  if (!on_cpu()) GTEST_SKIP() << "records are replayed on the cpu only";
   const std::vector<std::vector<int64_t>> table = {{0, 1}, {2, 3}};
   Step step({{1, 0, 3}, {2, 1, 5}}, {{.ratio = 1, .rows_per_block = 4, .table = table}},
             {{.ratio = 1, .limit = 2, .rows_per_block = 4, .table = table, .width = 2}, {.ratio = 4}});
