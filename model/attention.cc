@@ -9,20 +9,23 @@
 #include "ops/qnorm_rope_window_insert/qnorm_rope_window_insert.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/sparse_attention/sparse_attention.h"
+#include "ops/sparse_attention/split_plan.h"
 #include "runtime/status.h"
 
 namespace dsv4 {
 
 AttentionScratch AttentionScratch::LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric,
-                                          int64_t rows) {
+                                          int64_t rows, int64_t max_context) {
   const DType act = numeric.activation_dtype();
   const int64_t heads = config.num_attention_heads;
   int64_t state_width = 0;
   int64_t index_state_width = 0;
+  int64_t entry_width = 0;
   for (const std::vector<LayerKind>* layers : {&config.layers, &config.mtp_layers}) {
     for (const LayerKind& kind : *layers) {
       if (!kind.compressed()) continue;
       state_width = std::max(state_width, (kind.overlap ? 2 : 1) * config.head_dim);
+      entry_width = std::max(entry_width, kind.indexer ? config.index_topk : max_context / kind.ratio);
       if (kind.indexer) index_state_width = std::max(index_state_width, (kind.overlap ? 2 : 1) * config.index_head_dim);
     }
   }
@@ -35,6 +38,12 @@ AttentionScratch AttentionScratch::LayOut(Arena& arena, const ModelConfig& confi
   if (state_width > 0) scratch.kv_score = arena.Add(DType::kF32, {rows, 2 * state_width});
   scratch.out = arena.Add(act, {rows, heads, config.head_dim});
   scratch.lse = arena.Add(DType::kF32, {rows, heads});
+  const int64_t split_rows = std::min<int64_t>(rows, sparse_attention::kMostSplitRows);
+  const int64_t splits = sparse_attention::SplitCount(split_rows, config.sliding_window, entry_width);
+  if (splits > 1) {
+    scratch.split_out = arena.Add(DType::kF32, {split_rows, splits, heads, config.head_dim});
+    scratch.split_sums = arena.Add(DType::kF32, {split_rows, splits, heads, 2});
+  }
   scratch.rotated = arena.Add(act, {rows, heads, config.head_dim});
   scratch.low_rank = arena.Add(act, {rows, config.o_groups * config.o_lora_rank});
   if (index_state_width > 0) {
@@ -48,6 +57,9 @@ AttentionScratch AttentionScratch::FirstRows(int64_t rows) const {
   for (TensorView* view : {&first.q_latent_raw, &first.q_latent, &first.q, &first.kv_raw, &first.kv, &first.kv_score,
                            &first.out, &first.lse, &first.rotated, &first.low_rank}) {
     if (!view->empty()) *view = view->FirstRows(rows);
+  }
+  for (TensorView* view : {&first.split_out, &first.split_sums}) {
+    if (!view->empty()) *view = rows <= view->extents[0] ? view->FirstRows(rows) : TensorView();
   }
   first.indexer = indexer.FirstRows(rows);
   return first;
@@ -139,8 +151,15 @@ absl::Status Attention::Record(Stream& stream, const StepContext& context, const
       attend.entry_slots = selection.slots;
     } else {
       attend.entry_slots = step.entry_list;
-      attend.entry_lengths = step.entry_counts;
     }
+    attend.entry_lengths = step.entry_counts;  // past the width if the indexer had to select
+  }
+  const int64_t splits = sparse_attention::SplitCount(rows, attend.window_slots.extents[1],
+                                                      attend.entry_slots.empty() ? 0 : attend.entry_slots.extents[1]);
+  if (splits > 1) {
+    attend.split_out = scratch.split_out;
+    attend.split_sums = scratch.split_sums;
+    attend.split_out.extents[1] = attend.split_sums.extents[1] = splits;
   }
   DSV4_RETURN_IF_ERROR(sparse_attention::Record(stream, attend));
 
