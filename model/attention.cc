@@ -38,11 +38,10 @@ AttentionScratch AttentionScratch::LayOut(Arena& arena, const ModelConfig& confi
   if (state_width > 0) scratch.kv_score = arena.Add(DType::kF32, {rows, 2 * state_width});
   scratch.out = arena.Add(act, {rows, heads, config.head_dim});
   scratch.lse = arena.Add(DType::kF32, {rows, heads});
-  const int64_t split_rows = std::min<int64_t>(rows, sparse_attention::kMostSplitRows);
-  const int64_t splits = sparse_attention::SplitCount(split_rows, config.sliding_window, entry_width);
-  if (splits > 1) {
-    scratch.split_out = arena.Add(DType::kF32, {split_rows, splits, heads, config.head_dim});
-    scratch.split_sums = arena.Add(DType::kF32, {split_rows, splits, heads, 2});
+  const int64_t splits = sparse_attention::MostSplits(act, rows, heads, config.sliding_window + entry_width);
+  if (splits > 0) {
+    scratch.split_out = arena.Add(DType::kF32, {splits, heads, config.head_dim});
+    scratch.split_sums = arena.Add(DType::kF32, {splits, heads, 2});
   }
   scratch.rotated = arena.Add(act, {rows, heads, config.head_dim});
   scratch.low_rank = arena.Add(act, {rows, config.o_groups * config.o_lora_rank});
@@ -57,9 +56,6 @@ AttentionScratch AttentionScratch::FirstRows(int64_t rows) const {
   for (TensorView* view : {&first.q_latent_raw, &first.q_latent, &first.q, &first.kv_raw, &first.kv, &first.kv_score,
                            &first.out, &first.lse, &first.rotated, &first.low_rank}) {
     if (!view->empty()) *view = view->FirstRows(rows);
-  }
-  for (TensorView* view : {&first.split_out, &first.split_sums}) {
-    if (!view->empty()) *view = rows <= view->extents[0] ? view->FirstRows(rows) : TensorView();
   }
   first.indexer = indexer.FirstRows(rows);
   return first;
@@ -154,12 +150,12 @@ absl::Status Attention::Record(Stream& stream, const StepContext& context, const
     }
     attend.entry_lengths = step.entry_counts;  // past the width if the indexer had to select
   }
-  const int64_t splits = sparse_attention::SplitCount(rows, attend.window_slots.extents[1],
-                                                      attend.entry_slots.empty() ? 0 : attend.entry_slots.extents[1]);
+  const int64_t listed =
+      attend.window_slots.extents[1] + (attend.entry_slots.empty() ? 0 : attend.entry_slots.extents[1]);
+  const int64_t splits = sparse_attention::SplitCount(q.dtype, rows, heads, listed);
   if (splits > 1) {
-    attend.split_out = scratch.split_out;
-    attend.split_sums = scratch.split_sums;
-    attend.split_out.extents[1] = attend.split_sums.extents[1] = splits;
+    attend.split_out = scratch.split_out.FirstRows(rows * splits).Reshape({rows, splits, heads, head_dim});
+    attend.split_sums = scratch.split_sums.FirstRows(rows * splits).Reshape({rows, splits, heads, 2});
   }
   DSV4_RETURN_IF_ERROR(sparse_attention::Record(stream, attend));
 

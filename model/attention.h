@@ -31,8 +31,8 @@ struct AttentionScratch {
   TensorView kv_score;      // f32 [N, 2 * widest state width]
   TensorView out;           // act [N, H, d]
   TensorView lse;           // f32 [N, H]
-  TensorView split_out;     // f32 [at most N, splits, H, d]; empty if every list is short, or for too many rows
-  TensorView split_sums;    // f32 [at most N, splits, H, 2]
+  TensorView split_out;     // f32 [all rows' splits, H, d]; empty if no list is ever split
+  TensorView split_sums;    // f32 [all rows' splits, H, 2]
   TensorView rotated;       // act [N, H, d]
   TensorView low_rank;      // act [N, G * Ro]
   IndexerScratch indexer;   // empty if no layer has an indexer

@@ -110,8 +110,8 @@ struct ScoreTensorCores {
   // A lane's part of 128 channels as they are stored, and the scale that is multiplied in before products.
   struct Channels {
     static constexpr int kWords = kFormat == RowFormat::kFp8Key ? 8 : kFormat == RowFormat::kMxfp4Key ? 4 : 16;
-    uint32_t words[kWords] = {};
-    uint32_t scale_byte = 0;  // kMxfp4Key
+    uint32_t words[kWords];
+    uint32_t scale_byte;  // kMxfp4Key
 
     // Of the vector at `values`. A lane has 16-byte pieces t, t + 4, ..., with t = lane % 4: in which order a product
     // takes channels is free, and keys and heads agree in it. Of MXFP4 a piece is the 32 channels of one scale.
@@ -144,14 +144,11 @@ struct ScoreTensorCores {
   // Entries j + lane / 4 and that + 8.
   struct Keys {
     Channels low, high;
-    float low_scale = 0.0f, high_scale = 0.0f;  // kFp8Key
+    float low_scale, high_scale;  // kFp8Key
   };
 
-  static __device__ __forceinline__ void LoadKey(const Params& params, const int32_t* table, int32_t j, int32_t count,
-                                                 int t, Channels& channels, float& scale) {
-    channels = {};
-    scale = 0.0f;
-    if (j >= count) return;
+  static __device__ __forceinline__ void LoadKey(const Params& params, const int32_t* table, int32_t j, int t,
+                                                 Channels& channels, float& scale) {
     const RowAddress at = params.KeyAddress(table, j);
     channels.Load(at.values, at.scales, t);
     if constexpr (kFormat == RowFormat::kFp8Key) scale = *reinterpret_cast<const float*>(at.scales);
@@ -163,36 +160,39 @@ struct ScoreTensorCores {
     const int g = lane / 4, t = lane % 4;
     const int32_t count = params.counts[row];
     const int32_t* const table = params.TableOf(row);
+    // No branches about loads, so that all of them are in flight together: in the place of an entry past the last stands
+    // the last, whose score is not written twice, and in that of a head past the last the last with a weight of 0.
     const auto load = [&](int32_t unit) {
       const int32_t j = unit * kUnitKeys + warp * 16 + g;
       Keys keys;
-      LoadKey(params, table, j, count, t, keys.low, keys.low_scale);
-      LoadKey(params, table, j + 8, count, t, keys.high, keys.high_scale);
+      LoadKey(params, table, min(j, count - 1), t, keys.low, keys.low_scale);
+      LoadKey(params, table, min(j + 8, count - 1), t, keys.high, keys.high_scale);
       return keys;
     };
     Keys next = load(begin);
 
-    uint32_t q[kHeadTiles][kSteps][2];  // the second operands of all steps: heads 8n + g
-    float weights[kHeadTiles][2];       // of heads 8n + 2t, 8n + 2t + 1
+    Channels heads[kHeadTiles];
+    float weights[kHeadTiles][2];  // of heads 8n + 2t, 8n + 2t + 1
 #pragma unroll
     for (int n = 0; n < kHeadTiles; ++n) {
-      const int64_t head = 8 * n + g;
-      Channels channels;
-      if (head < params.heads) {
-        const int64_t first = row * params.q_row_stride + head * params.q_head_stride;
-        channels.Load(static_cast<const uint8_t*>(params.q_values) + first * (kFormat == RowFormat::kBf16 ? 2 : 1),
-                      params.q_scales + row * params.q_scales_row_stride + head * params.q_scales_head_stride, t);
-      }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const TwoPairs operand = channels.Operand(step);
-        q[n][step][0] = operand.low;
-        q[n][step][1] = operand.high;
-      }
+      const int64_t head = min(8 * n + g, params.heads - 1);
+      const int64_t first = row * params.q_row_stride + head * params.q_head_stride;
+      heads[n].Load(static_cast<const uint8_t*>(params.q_values) + first * (kFormat == RowFormat::kBf16 ? 2 : 1),
+                    params.q_scales + row * params.q_scales_row_stride + head * params.q_scales_head_stride, t);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int of_head = 8 * n + 2 * t + i;
         weights[n][i] = of_head < params.heads ? params.weights[row * params.weights_row_stride + of_head] : 0.0f;
+      }
+    }
+    uint32_t q[kHeadTiles][kSteps][2];  // the second operands of all steps: heads 8n + g
+#pragma unroll
+    for (int n = 0; n < kHeadTiles; ++n) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const TwoPairs operand = heads[n].Operand(step);
+        q[n][step][0] = operand.low;
+        q[n][step][1] = operand.high;
       }
     }
 

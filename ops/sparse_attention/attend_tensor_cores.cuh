@@ -32,7 +32,7 @@ struct AttendTensorCores {
   using Weights = SinkWeights;
   using Params = AttendParams;
 
-  static constexpr int kHeads = 64;
+  static constexpr int kHeads = kHeadsPerBlock;
   static constexpr int kChannels = 512;
   static constexpr int kRotary = 64;                             // of the fp8 format
   static constexpr int kChunks = kChannels / 64;

@@ -38,7 +38,7 @@ struct CombineSplits {
     if (threadIdx.x == 0) params.lse[row * params.lse_row_stride + head] = softmax.LogSumExp();
     for (int channel = static_cast<int>(threadIdx.x); channel < params.channels; channel += kThreads) {
       float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
       for (int split = 0; split < splits; ++split) {
         const float factor = PowerOfTwoOrZero(sums[split * params.split_sums_split_stride] - maximum);
         sum += factor * parts[split * params.split_out_split_stride + channel];

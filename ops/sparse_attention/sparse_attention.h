@@ -13,8 +13,9 @@
 //   unrounded). Since M is an integer that is a rounding to 8 bits whatever M is, so in which order and in how many parts
 //   a list is taken changes the order of sums only. out is rounded once.
 //   CUDA takes a row's list (its window rows, then its entries, up to their lengths) in split_out's number of splits at
-//   most, each by blocks of its own, and adds them up in order (split_plan.h); without split_out in one. A row's bits depend
-//   on that number and on the row alone. Tensor cores serve bf16 q with fp8 or bf16 rows of 512 channels, 64 of them
+//   most, each by blocks of its own, and adds them up in order; without split_out in one. A row's bits depend on that
+//   number and on the row alone. The number that is fast depends on the number of rows (split_plan.h), and so do the bits
+//   of a run in bf16 on the bucket: a fixed one would cost more than 10 %. Tensor cores serve bf16 q with fp8 or bf16 rows of 512 channels, 64 of them
 //   rotary, where pointers and strides are multiples of 16 bytes; all else is plain and slower, up to 1792 channels.
 //   Reads before the wait: the sink.
 // Source: specification, section 7, and 11 item 14.
