@@ -9,20 +9,23 @@
 #include "ops/qnorm_rope_window_insert/qnorm_rope_window_insert.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/sparse_attention/sparse_attention.h"
+#include "ops/sparse_attention/split_plan.h"
 #include "runtime/status.h"
 
 namespace dsv4 {
 
 AttentionScratch AttentionScratch::LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric,
-                                          int64_t rows) {
+                                          int64_t rows, int64_t max_context) {
   const DType act = numeric.activation_dtype();
   const int64_t heads = config.num_attention_heads;
   int64_t state_width = 0;
   int64_t index_state_width = 0;
+  int64_t entry_width = 0;
   for (const std::vector<LayerKind>* layers : {&config.layers, &config.mtp_layers}) {
     for (const LayerKind& kind : *layers) {
       if (!kind.compressed()) continue;
       state_width = std::max(state_width, (kind.overlap ? 2 : 1) * config.head_dim);
+      entry_width = std::max(entry_width, kind.indexer ? config.index_topk : max_context / kind.ratio);
       if (kind.indexer) index_state_width = std::max(index_state_width, (kind.overlap ? 2 : 1) * config.index_head_dim);
     }
   }
@@ -35,6 +38,11 @@ AttentionScratch AttentionScratch::LayOut(Arena& arena, const ModelConfig& confi
   if (state_width > 0) scratch.kv_score = arena.Add(DType::kF32, {rows, 2 * state_width});
   scratch.out = arena.Add(act, {rows, heads, config.head_dim});
   scratch.lse = arena.Add(DType::kF32, {rows, heads});
+  const int64_t splits = sparse_attention::MostSplits(act, rows, heads, config.sliding_window + entry_width);
+  if (splits > 0) {
+    scratch.split_out = arena.Add(DType::kF32, {splits, heads, config.head_dim});
+    scratch.split_sums = arena.Add(DType::kF32, {splits, heads, 2});
+  }
   scratch.rotated = arena.Add(act, {rows, heads, config.head_dim});
   scratch.low_rank = arena.Add(act, {rows, config.o_groups * config.o_lora_rank});
   if (index_state_width > 0) {
@@ -139,8 +147,15 @@ absl::Status Attention::Record(Stream& stream, const StepContext& context, const
       attend.entry_slots = selection.slots;
     } else {
       attend.entry_slots = step.entry_list;
-      attend.entry_lengths = step.entry_counts;
     }
+    attend.entry_lengths = step.entry_counts;  // past the width if the indexer had to select
+  }
+  const int64_t listed =
+      attend.window_slots.extents[1] + (attend.entry_slots.empty() ? 0 : attend.entry_slots.extents[1]);
+  const int64_t splits = sparse_attention::SplitCount(q.dtype, rows, heads, listed);
+  if (splits > 1) {
+    attend.split_out = scratch.split_out.FirstRows(rows * splits).Reshape({rows, splits, heads, head_dim});
+    attend.split_sums = scratch.split_sums.FirstRows(rows * splits).Reshape({rows, splits, heads, 2});
   }
   DSV4_RETURN_IF_ERROR(sparse_attention::Record(stream, attend));
 

@@ -31,11 +31,15 @@ struct AttentionScratch {
   TensorView kv_score;      // f32 [N, 2 * widest state width]
   TensorView out;           // act [N, H, d]
   TensorView lse;           // f32 [N, H]
+  TensorView split_out;     // f32 [all rows' splits, H, d]; empty if no list is ever split
+  TensorView split_sums;    // f32 [all rows' splits, H, 2]
   TensorView rotated;       // act [N, H, d]
   TensorView low_rank;      // act [N, G * Ro]
   IndexerScratch indexer;   // empty if no layer has an indexer
 
-  static AttentionScratch LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric, int64_t rows);
+  // `max_context` bounds the lists of entries.
+  static AttentionScratch LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric, int64_t rows,
+                                 int64_t max_context);
   AttentionScratch FirstRows(int64_t rows) const;
 };
 

@@ -8,7 +8,7 @@
 namespace dsv4 {
 
 BlockScratch BlockScratch::LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric,
-                                  int64_t rows) {
+                                  int64_t rows, int64_t max_context) {
   const DType act = numeric.activation_dtype();
   BlockScratch scratch;
   scratch.mixed = arena.Add(act, {rows, config.hidden_size});
@@ -18,7 +18,7 @@ BlockScratch BlockScratch::LayOut(Arena& arena, const ModelConfig& config, const
   scratch.comb = arena.Add(DType::kF32, {rows, config.hc_mult, config.hc_mult});
   scratch.expert_ids = arena.Add(DType::kI32, {rows, config.num_experts_per_tok});
   scratch.expert_weights = arena.Add(DType::kF32, {rows, config.num_experts_per_tok});
-  scratch.attention = AttentionScratch::LayOut(arena, config, numeric, rows);
+  scratch.attention = AttentionScratch::LayOut(arena, config, numeric, rows, max_context);
   return scratch;
 }
 

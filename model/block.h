@@ -26,7 +26,8 @@ struct BlockScratch {
   TensorView expert_weights;  // f32 [N, k]
   AttentionScratch attention;
 
-  static BlockScratch LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric, int64_t rows);
+  static BlockScratch LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric, int64_t rows,
+                             int64_t max_context);
   BlockScratch FirstRows(int64_t rows) const;
 };
 

@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(Device& device, const M
     d.streams_ = arena.Add(act, {rows, config.hc_mult, hidden});
     d.head_mixed_ = arena.Add(act, {logit_rows, hidden});
     d.head_x_ = arena.Add(act, {logit_rows, hidden});
-    d.scratch_ = BlockScratch::LayOut(arena, config, options.numeric, rows);
+    d.scratch_ = BlockScratch::LayOut(arena, config, options.numeric, rows, options.sizes.max_context);
     d.outputs_.logits = arena.Add(DType::kF32, {logit_rows, config.vocab_size});
     d.outputs_.tokens = arena.Add(DType::kI32, {logit_rows});
 

@@ -1,6 +1,7 @@
 #include "ops/indexer_logits/indexer_logits.h"
 
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/indexer_logits/indexer_logits_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -56,7 +57,10 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "indexer_logits", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "indexer_logits",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::indexer_logits

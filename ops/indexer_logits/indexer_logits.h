@@ -6,6 +6,8 @@
 //   Key j of the request is at slot
 //   block_table[request][(j / rows_per_page) % blocks] * rows_per_page + j % rows_per_page.
 //   A row with a count of 0 (every pad) reads no key and writes nothing.
+//   CUDA: tensor cores serve FP8, MXFP4 and (with bf16 queries) bf16 keys of 128 channels, up to 64 heads, where pointers
+//   and strides are multiples of 16 bytes; their products are exact and their sums in fp32. All else is plain and slower.
 //   Reads before the wait: nothing.
 // Source: specification, sections 6.1, 6.3, 6.4, and 11 item 13.
 #ifndef DSV4_OPS_INDEXER_LOGITS_H_

@@ -1,6 +1,7 @@
 #include "ops/sparse_attention/sparse_attention.h"
 
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/sparse_attention/sparse_attention_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -19,7 +20,9 @@ AccessList Accesses(const Params& params) {
       .Read("entry_lengths", params.entry_lengths)
       .Weight("sink", params.sink)
       .Write("out", params.out)
-      .Write("lse", params.lse);
+      .Write("lse", params.lse)
+      .Write("split_out", params.split_out)
+      .Write("split_sums", params.split_sums);
 }
 
 absl::Status CheckRows(std::string_view name, const PagedRows& rows, int64_t channels) {
@@ -52,12 +55,22 @@ absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("sink", params.sink, {DType::kF32}, {heads}));
   DSV4_RETURN_IF_ERROR(CheckTensor("out", params.out, {DType::kF32, DType::kBf16}, {rows, heads, channels}));
   DSV4_RETURN_IF_ERROR(CheckTensor("lse", params.lse, {DType::kF32}, {rows, heads}));
+  if (!params.split_out.empty() || !params.split_sums.empty()) {
+    DSV4_RETURN_IF_ERROR(
+        CheckTensor("split_out", params.split_out, {DType::kF32}, {rows, kAnyExtent, heads, channels}));
+    const int64_t splits = params.split_out.extents[1];
+    DSV4_RETURN_IF_ERROR(CheckAtLeast("splits of split_out", splits, 1));
+    DSV4_RETURN_IF_ERROR(CheckTensor("split_sums", params.split_sums, {DType::kF32}, {rows, splits, heads, 2}));
+  }
   return CheckWritesDisjoint(Accesses(params));
 }
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "sparse_attention", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "sparse_attention",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::sparse_attention

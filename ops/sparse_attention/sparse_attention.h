@@ -8,8 +8,15 @@
 //   out = sum exp(s - m) k / (sum exp(s - m) + exp(sink_h - m)).
 //   The sink carries no value and takes no part in the maximum; -inf disables it, +inf gives 0.
 //   A row with nothing valid (every pad): out = 0, lse = +inf.
-//   Products and softmax in fp32. With bf16 q, exp(s - m) is rounded to bf16 before it multiplies the values (the
-//   denominator sums it unrounded), with m the row's maximum. out is rounded once.
+//   Products and softmax in fp32, by powers of two: a weight is 2^(s / ln 2 - M), with M the maximum of s / ln 2 rounded up
+//   to an integer. With bf16 q a weight is rounded to bf16 before it multiplies the values (the denominator sums it
+//   unrounded). Since M is an integer that is a rounding to 8 bits whatever M is, so in which order and in how many parts
+//   a list is taken changes the order of sums only. out is rounded once.
+//   CUDA takes a row's list (its window rows, then its entries, up to their lengths) in split_out's number of splits at
+//   most, each by blocks of its own, and adds them up in order; without split_out in one. A row's bits depend on that
+//   number and on the row alone. The number that is fast depends on the number of rows (split_plan.h), and so do the bits
+//   of a run in bf16 on the bucket: a fixed one would cost more than 10 %. Tensor cores serve bf16 q with fp8 or bf16 rows of 512 channels, 64 of them
+//   rotary, where pointers and strides are multiples of 16 bytes; all else is plain and slower, up to 1792 channels.
 //   Reads before the wait: the sink.
 // Source: specification, section 7, and 11 item 14.
 #ifndef DSV4_OPS_SPARSE_ATTENTION_H_
@@ -35,6 +42,8 @@ struct Params {
   float scale = 0.0f;
   TensorView out;              // f32|bf16 [N, H, d]
   TensorView lse;              // out, f32 [N, H]
+  TensorView split_out;        // scratch, f32 [N, splits, H, d], or empty; the CPU leaves it alone
+  TensorView split_sums;       // scratch, f32 [N, splits, H, 2], or empty; likewise
 };
 
 absl::Status Validate(const Params& params);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <vector>
 
 #include "Eigen/Core"
@@ -33,6 +34,8 @@ void RunCpu(const Params& params) {
   const int64_t heads = params.q.extents[1];
   const int64_t channels = params.q.extents[2];
   const bool bf16 = params.q.dtype == DType::kBf16;
+  // Scores are logarithms to base 2.
+  const float scale = static_cast<float>(params.scale * std::numbers::log2e);
   std::vector<float> keys;
   std::vector<float> scores;
   std::vector<float> q(channels);
@@ -53,19 +56,20 @@ void RunCpu(const Params& params) {
       LoadRow(params.q, q.data(), i, h);
       float largest = -std::numeric_limits<float>::infinity();
       for (int64_t t = 0; t < count; ++t) {
-        scores[t] = params.scale * DotCpu(q.data(), keys.data() + t * channels, channels);
+        scores[t] = scale * DotCpu(q.data(), keys.data() + t * channels, channels);
         largest = std::max(largest, scores[t]);
       }
+      largest = std::ceil(largest);
       float sum = 0.0f;
       for (int64_t t = 0; t < count; ++t) {
-        const float p = std::exp(scores[t] - largest);
+        const float p = std::exp2(scores[t] - largest);
         sum += p;
         sum_of_values +=
             (bf16 ? RoundToBf16(p) : p) * Eigen::Map<const Eigen::VectorXf>(keys.data() + t * channels, channels);
       }
-      sum_of_values /= sum + std::exp(params.sink.As<float>()[h] - largest);
+      sum_of_values /= sum + std::exp2(params.sink.As<float>()[h] * std::numbers::log2e_v<float> - largest);
       StoreRow(params.out, sum_of_values.data(), i, h);
-      *params.lse.At<float>(i, h) = largest + std::log(sum);
+      *params.lse.At<float>(i, h) = (largest + std::log2(sum)) * std::numbers::ln2_v<float>;
     }
   }
 }

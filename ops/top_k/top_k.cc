@@ -1,6 +1,7 @@
 #include "ops/top_k/top_k.h"
 
 #include "ops/declared_accesses/declared_accesses.h"
+#include "ops/top_k/top_k_cuda.h"
 #include "runtime/status.h"
 #include "runtime/tensor_check.h"
 
@@ -34,7 +35,10 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "top_k", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "top_k",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::top_k

@@ -7,6 +7,8 @@
 //   slots[i] lists block_table[request][(j / rows_per_block) % blocks] * rows_per_block + j % rows_per_block for the
 //   same entries, then -1.
 //   A row with a count of 0 (every pad) gets -1 throughout.
+//   CUDA: one block for each 8192 scores of a row, 8 at most, as a cluster; which of them have work a row's count decides
+//   when the kernel runs.
 //   Reads before the wait: nothing.
 // Source: specification, section 6.5; design, contract 4.
 #ifndef DSV4_OPS_TOP_K_H_

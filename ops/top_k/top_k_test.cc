@@ -64,6 +64,33 @@ std::vector<int64_t> Expected(const std::vector<float>& logits, int64_t k) {
   return chosen;
 }
 
+// The same for many, by a sort that keeps equals in order.
+std::vector<int64_t> ExpectedOfMany(const std::vector<float>& logits, int64_t k) {
+  std::vector<int64_t> chosen;
+  for (size_t j = 0; j < logits.size(); ++j) {
+    if (!std::isnan(logits[j])) chosen.push_back(static_cast<int64_t>(j));
+  }
+  std::stable_sort(chosen.begin(), chosen.end(), [&](int64_t a, int64_t b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  if (static_cast<int64_t>(chosen.size()) > k) chosen.resize(static_cast<size_t>(k));
+  std::sort(chosen.begin(), chosen.end());
+  chosen.resize(static_cast<size_t>(k), -1);
+  return chosen;
+}
+
+// Tells the first place where two lists differ, where they are too long to print.
+testing::AssertionResult SameList(const std::vector<int64_t>& actual, const std::vector<int64_t>& expected) {
+  if (actual.size() != expected.size()) return testing::AssertionFailure() << actual.size() << " entries";
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (actual[i] != expected[i]) {
+      return testing::AssertionFailure() << "place " << i << " of " << actual.size() << " holds " << actual[i]
+                                         << " instead of " << expected[i];
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
 TEST_F(TopKTest, ListsTheLargestInAscendingOrder) {
   for (const int64_t n : {1, 2, 3, 31, 32, 33, 700}) {
     for (const int64_t k : {1, 2, 3, 16, 31, 32, 33, 512}) {
@@ -85,6 +112,97 @@ TEST_F(TopKTest, PrefersTheLowerIndexAmongEquals) {
     logits[3] = -1.0f;
     EXPECT_EQ(Choose(logits, k), Expected(logits, k)) << k;
   }
+}
+
+TEST_F(TopKTest, SelectsFromManyScores) {
+  // Counts about those at which one more block, or all of a GPU's blocks for a row, take part; up to a million tokens.
+  for (const int64_t n : {1023, 8191, 8192, 8193, 16385, 40000, 65537, 262144}) {
+    std::vector<float> logits = RandomFloats(n, static_cast<uint64_t>(n));
+    for (const int64_t k : {512, 2048}) {
+      EXPECT_TRUE(SameList(Choose(logits, k), ExpectedOfMany(logits, k))) << n << " of which " << k;
+    }
+    // As an indexer's scores: many are 0, of either sign, and few differ.
+    for (float& logit : logits) logit = logit < 1 ? std::copysign(0.0f, logit) : std::round(4 * logit);
+    EXPECT_TRUE(SameList(Choose(logits, 512), ExpectedOfMany(logits, 512))) << n << " with equals";
+    EXPECT_TRUE(SameList(Choose(logits, n / 2), ExpectedOfMany(logits, n / 2))) << n << " of which half";
+  }
+}
+
+TEST_F(TopKTest, SelectsFromManyScoresOfUnusualKinds) {
+  for (const int64_t n : {700, 20000}) {
+    const auto expect_right = [&](const char* kind, const std::vector<float>& logits) {
+      EXPECT_TRUE(SameList(Choose(logits, 512), ExpectedOfMany(logits, 512))) << n << " scores, " << kind;
+    };
+    const std::vector<float> random = RandomFloats(n, 7);
+    std::vector<float> logits(static_cast<size_t>(n), -1.5f);
+    expect_right("all equal", logits);
+    logits.assign(logits.size(), -kInf);
+    expect_right("all -infinity", logits);
+    logits[static_cast<size_t>(n) - 1] = kNan;
+    logits[static_cast<size_t>(n) - 2] = 0.0f;
+    expect_right("all but two -infinity", logits);
+    logits.assign(logits.size(), kNan);
+    expect_right("all NaN", logits);
+    for (size_t j = 0; j < logits.size(); j += 40) logits[j] = -random[j];
+    expect_right("fewer numbers than K", logits);
+    for (size_t j = 0; j < logits.size(); ++j) logits[j] = j % 3 == 0 ? (j % 2 == 0 ? kNan : -kNan) : -std::abs(random[j]);
+    expect_right("negative, and NaN of both signs", logits);
+    // Neighbouring floats, so that only the last digit of a radix tells them apart; then subnormal ones.
+    for (size_t j = 0; j < logits.size(); ++j) logits[j] = 1.0f + 0x1p-23f * static_cast<float>(j * 7919 % 1021);
+    expect_right("nearly equal", logits);
+    for (size_t j = 0; j < logits.size(); ++j) logits[j] = 0x1p-149f * static_cast<float>(j * 7919 % 1021);
+    expect_right("subnormal", logits);
+    for (size_t j = 0; j < logits.size(); ++j) logits[j] = static_cast<float>(j) - static_cast<float>(n) / 2;
+    expect_right("ascending", logits);
+    for (size_t j = 0; j < logits.size(); ++j) logits[j] = -logits[j];
+    expect_right("descending", logits);
+  }
+}
+
+TEST_F(TopKTest, SelectsForRowsOfVeryDifferentCounts) {
+  constexpr int64_t kWidth = 70000, kChosen = 512, kRowsPerBlock = 64;
+  const std::vector<int64_t> visible = {511, 70000, 0, 512, 513, 8193, 1, 33000};
+  const auto rows = static_cast<int64_t>(visible.size());
+  std::vector<float> values = RandomFloats(rows * kWidth, 5);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = visible[static_cast<size_t>(i)]; j < kWidth; ++j) {
+      values[static_cast<size_t>(i * kWidth + j)] = j % 2 == 0 ? kInf : kNan;
+    }
+  }
+  constexpr int64_t kBlocks = (kWidth + kRowsPerBlock - 1) / kRowsPerBlock;
+  std::vector<int64_t> blocks;
+  for (int64_t i = 0; i < 2 * kBlocks; ++i) blocks.push_back(i * 7 % (2 * kBlocks));
+  const TestTensor logits(DType::kF32, {rows, kWidth}, values);
+  const TestTensor counts = TestTensor::OfInts(DType::kI32, {rows}, visible);
+  const TestTensor requests = TestTensor::OfInts(DType::kI32, {rows}, {0, 1, 1 << 30, 0, 1, 0, 1, 1});
+  const TestTensor table = TestTensor::OfInts(DType::kI32, {2, kBlocks}, blocks);
+  const TestTensor indices(DType::kI32, {rows, kChosen});
+  const TestTensor slots(DType::kI32, {rows, kChosen});
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    DSV4_ASSERT_OK(top_k::Record(stream(), {.logits = logits.view(),
+                                            .counts = counts.view(),
+                                            .requests = requests.view(),
+                                            .block_table = table.view(),
+                                            .rows_per_block = kRowsPerBlock,
+                                            .indices = indices.view(),
+                                            .slots = slots.view()}));
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i * kWidth);
+      const std::vector<int64_t> expected =
+          ExpectedOfMany({begin, begin + visible[static_cast<size_t>(i)]}, kChosen);
+      EXPECT_TRUE(SameList(ToInts(indices.view().Rows(i, 1)), expected)) << "row " << i;
+      std::vector<int64_t> expected_slots;
+      for (const int64_t j : expected) {
+        const int64_t request = requests.data<int32_t>()[i];
+        expected_slots.push_back(
+            j < 0 ? -1
+                  : blocks[static_cast<size_t>(request * kBlocks + j / kRowsPerBlock)] * kRowsPerBlock + j % kRowsPerBlock);
+      }
+      EXPECT_TRUE(SameList(ToInts(slots.view().Rows(i, 1)), expected_slots)) << "row " << i;
+    }
+  }
+  indices.CheckGuards();
+  slots.CheckGuards();
 }
 
 TEST_F(TopKTest, ListsAllIfThereAreAtMostK) {
@@ -170,6 +288,7 @@ TEST_F(TopKTest, FollowsTheStridesOfItsViews) {
 }
 
 TEST_F(TopKTest, DeclaresWhatItTouches) {
+  if (!on_cpu()) GTEST_SKIP() << "records are replayed on the cpu only";
   const TestTensor logits(DType::kF32, {1, 3}, {1, 2, 3});
   const TestTensor counts = TestTensor::OfInts(DType::kI32, {1}, {0});
   const TestTensor requests = TestTensor::OfInts(DType::kI32, {1}, {0});
