@@ -1,7 +1,9 @@
 #include "runtime/block_pool.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"

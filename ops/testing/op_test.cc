@@ -34,16 +34,11 @@ uint8_t NearestCode(double magnitude, int codes, double (*value)(uint8_t)) {
 
 }  // namespace
 
-void OpTest::SetUp() {
-  DSV4_ASSERT_OK_AND_ASSIGN(device_, CreateDevice(DeviceKind::kCpu));
-  DSV4_ASSERT_OK_AND_ASSIGN(stream_, device_->CreateStream());
-}
-
 std::vector<OpRecord> OpTest::Capture(const std::function<absl::Status()>& record) {
   ListSink sink;
-  stream_->set_sink(&sink);
+  stream().set_sink(&sink);
   DSV4_EXPECT_OK(record());
-  stream_->set_sink(nullptr);
+  stream().set_sink(nullptr);
   return sink.records;
 }
 

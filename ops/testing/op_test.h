@@ -17,25 +17,17 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "runtime/device.h"
+#include "runtime/device_testing.h"
 #include "runtime/stream.h"
 #include "runtime/testing.h"
 #include "runtime/weight_view.h"
 
 namespace dsv4 {
 
-class OpTest : public testing::Test {
+class OpTest : public DeviceTest {
  protected:
-  void SetUp() override;
-
-  Stream& stream() { return *stream_; }
-
-  // What `record` hands to the stream's sink; nothing of it has run.
+  // What `record` hands to the stream's sink; nothing of it has run. CPU only.
   std::vector<OpRecord> Capture(const std::function<absl::Status()>& record);
-
- private:
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
 };
 
 // The declared accesses, such as "read x f32 [3, 8]", "before wait weight bf16 [8]" or "write out f32 [3, 8]".
