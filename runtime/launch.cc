@@ -14,6 +14,9 @@ namespace {
 // More dynamic shared memory than this needs a kernel's consent.
 constexpr int64_t kDefaultSharedBytes = 48 * 1024;
 
+// What every device of the supported kind can place.
+constexpr int64_t kMaxCluster = 8;
+
 }  // namespace
 
 absl::Status LaunchKernel(const char* op, Stream& stream, const void* kernel, const Grid& grid, int threads,
@@ -27,20 +30,31 @@ absl::Status LaunchKernel(const char* op, Stream& stream, const void* kernel, co
     return absl::InvalidArgumentError(
         absl::StrCat(op, ": a grid of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks is too large"));
   }
+  if (grid.cluster < 1 || grid.cluster > kMaxCluster || grid.x % grid.cluster != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", grid.x, " blocks cannot be split into clusters of ", grid.cluster));
+  }
   if (shared_bytes > kDefaultSharedBytes) {
     DSV4_RETURN_IF_CUDA_ERROR(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                        static_cast<int>(shared_bytes)));
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (pdl::Enabled()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = CudaStreamOf(stream);
-  config.attrs = &attribute;
-  config.numAttrs = pdl::Enabled() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   DSV4_RETURN_IF_CUDA_ERROR(op, cudaLaunchKernelExC(&config, kernel, arguments));
   return absl::OkStatus();
 }

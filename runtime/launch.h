@@ -27,6 +27,8 @@ struct Grid {
   int64_t x = 1;
   int64_t y = 1;
   int64_t z = 1;
+  // Consecutive blocks of x that run together and can reach each other's shared memory; divides x. At most 8.
+  int64_t cluster = 1;
 };
 
 // The one function that launches kernels. `arguments` are pointers to the kernel's arguments, as cudaLaunchKernel takes

@@ -20,38 +20,6 @@ constexpr int64_t kPageMultiple = 576;
 constexpr int64_t kMaxRowSize = int64_t{1} << 20;
 constexpr int64_t kMaxRowsPerPage = int64_t{1} << 24;
 
-// A page holds the values of all its rows, then the scales of all its rows.
-int64_t ValueBytes(RowFormat format, int64_t row_size, int64_t rope_size) {
-  switch (format) {
-    case RowFormat::kF32:
-      return 4 * row_size;
-    case RowFormat::kBf16:
-      return 2 * row_size;
-    case RowFormat::kFp8:
-      return row_size - rope_size + 2 * rope_size;
-    case RowFormat::kFp8Key:
-      return row_size;
-    case RowFormat::kMxfp4Key:
-      return row_size / 2;
-  }
-  return 0;
-}
-
-int64_t ScaleBytes(RowFormat format, int64_t row_size, int64_t rope_size) {
-  switch (format) {
-    case RowFormat::kF32:
-    case RowFormat::kBf16:
-      return 0;
-    case RowFormat::kFp8:
-      return ((row_size - rope_size) / kFp8Group + 7) / 8 * 8;
-    case RowFormat::kFp8Key:
-      return 4;
-    case RowFormat::kMxfp4Key:
-      return row_size / kMxfp4Group;
-  }
-  return 0;
-}
-
 struct RowBytesAt {
   uint8_t* values;
   uint8_t* scales;
@@ -60,10 +28,10 @@ struct RowBytesAt {
 RowBytesAt Locate(const PagedRows& cache, int64_t slot) {
   const int64_t page = slot / cache.rows_per_page;
   const int64_t row = slot % cache.rows_per_page;
-  const int64_t value_bytes = ValueBytes(cache.format, cache.row_size, cache.rope_size);
+  const int64_t value_bytes = RowValueBytes(cache.format, cache.row_size, cache.rope_size);
   uint8_t* base = cache.pages.Row<uint8_t>(page);
   return {base + row * value_bytes, base + cache.rows_per_page * value_bytes +
-                                        row * ScaleBytes(cache.format, cache.row_size, cache.rope_size)};
+                                        row * RowScaleBytes(cache.format, cache.row_size, cache.rope_size)};
 }
 
 float LargestMagnitude(const float* values, int64_t count) {
@@ -119,8 +87,39 @@ std::string_view RowFormatName(RowFormat format) {
   return "unknown row format";
 }
 
+int64_t RowValueBytes(RowFormat format, int64_t row_size, int64_t rope_size) {
+  switch (format) {
+    case RowFormat::kF32:
+      return 4 * row_size;
+    case RowFormat::kBf16:
+      return 2 * row_size;
+    case RowFormat::kFp8:
+      return row_size - rope_size + 2 * rope_size;
+    case RowFormat::kFp8Key:
+      return row_size;
+    case RowFormat::kMxfp4Key:
+      return row_size / 2;
+  }
+  return 0;
+}
+
+int64_t RowScaleBytes(RowFormat format, int64_t row_size, int64_t rope_size) {
+  switch (format) {
+    case RowFormat::kF32:
+    case RowFormat::kBf16:
+      return 0;
+    case RowFormat::kFp8:
+      return ((row_size - rope_size) / kFp8Group + 7) / 8 * 8;
+    case RowFormat::kFp8Key:
+      return 4;
+    case RowFormat::kMxfp4Key:
+      return row_size / kMxfp4Group;
+  }
+  return 0;
+}
+
 int64_t RowBytes(RowFormat format, int64_t row_size, int64_t rope_size) {
-  return ValueBytes(format, row_size, rope_size) + ScaleBytes(format, row_size, rope_size);
+  return RowValueBytes(format, row_size, rope_size) + RowScaleBytes(format, row_size, rope_size);
 }
 
 int64_t PagePayloadBytes(RowFormat format, int64_t rows_per_page, int64_t row_size, int64_t rope_size) {
@@ -202,7 +201,7 @@ void EncodeRow(const PagedRows& cache, int64_t slot, const float* row) {
         at.scales[g] = E8m0FromExponent(exponent).bits;
       }
       std::memset(at.scales + groups, 0,
-                  static_cast<size_t>(ScaleBytes(cache.format, size, cache.rope_size) - groups));
+                  static_cast<size_t>(RowScaleBytes(cache.format, size, cache.rope_size) - groups));
       EncodeBf16(row + quantised, cache.rope_size, at.values + quantised);
       return;
     }

@@ -36,6 +36,10 @@ struct PagedRows {
   int64_t num_slots() const { return pages.extents[0] * rows_per_page; }
 };
 
+// Bytes of one row's values and of its scales, which lie apart: a page holds the values of all its rows, then the scales
+// of all its rows.
+int64_t RowValueBytes(RowFormat format, int64_t row_size, int64_t rope_size);
+int64_t RowScaleBytes(RowFormat format, int64_t row_size, int64_t rope_size);
 // Bytes of one row, its scales included; of a page of rows; and of a page as this project allocates it
 // (rounded up to a multiple of 576 for the three quantised formats).
 int64_t RowBytes(RowFormat format, int64_t row_size, int64_t rope_size);

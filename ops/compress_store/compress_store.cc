@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "ops/compress_store/compress_store_cuda.h"
+#include "ops/compress_store/kernel_choice.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -66,7 +68,8 @@ absl::Status Record(Stream& stream, const Params& params) {
                                          .Weight("cos_sin", params.cos_sin)
                                          .Read("entry_slots", params.entry_slots)
                                          .Write("entries", params.entries.pages),
-                         .run = [params] { RunCpu(params); }});
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params, ChooseKernel(params)); })});
 }
 
 }  // namespace dsv4::compress_store

@@ -2,8 +2,8 @@
 // rotary embedding, optional Hadamard rotation, quantisation, and the store into the entry's page.
 //
 // Contract
-//   Row i at position p writes an entry iff state_slots[i] >= 0, (p + 1) % ratio == 0 and entry_slots[i] >= 0; any other
-//   row reads and writes nothing but those three values.
+//   Row i at position p writes an entry iff state_slots[i] >= 0, (p + 1) % ratio == 0 and entry_slots[i] >= 0; of any
+//   other row nothing but its elements of the four lists is read, and nothing is written.
 //   State row t of the request lies in block state_block_table[request][(t / block_size) % blocks], row t % block_size.
 //   Without overlap: pools rows t = p - ratio + 1 .. p, values at columns [0, d), scores at [W, W + d), with W = d.
 //   With overlap (W = 2d): the previous window's rows t = p - 2 ratio + 1 .. p - ratio with columns [0, d) and [W, W + d),
@@ -11,6 +11,7 @@
 //   Per channel: softmax over the rows' scores, in fp32. Then z = weight * c * rsqrt(mean(c^2) + eps); the last dr channels
 //   rotated by position ratio * (p / ratio); the Hadamard rotation over all d if asked; stored in the cache's format (rounded
 //   to bf16 first in every format but f32). fp32 until then.
+//   Sizes, strides and alignment change the speed only: the published model's have kernels of their own (kernel_choice.h).
 //   Reads before the wait: norm weight, cos_sin.
 // Source: specification, sections 5.2, 5.3, 5.5 to 5.7, 6.2, and 11 items 6 and 7.
 #ifndef DSV4_OPS_COMPRESS_STORE_H_

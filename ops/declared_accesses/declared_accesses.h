@@ -9,7 +9,8 @@
 namespace dsv4 {
 
 // InvalidArgument, naming the tensors, if a written view maps two indices to one element or shares a byte with another
-// declared view. A tensor that is read and written under one name (AccessList::ReadWrite) does not conflict with itself.
+// declared view. A tensor that is read and written under one name (AccessList::ReadWrite) does not conflict with
+// itself.
 absl::Status CheckWritesDisjoint(const AccessList& accesses);
 
 // Whether the two are the same elements in the same order: an op that works in place.

@@ -24,8 +24,8 @@ TEST_F(EmbedTest, CopiesTheTokensRowIntoEveryStream) {
       const std::vector<int64_t> tokens = {4, 0, 3, 3};
       const TestTensor token_ids = TestTensor::OfInts(DType::kI32, {4}, tokens);
       TestTensor out(dtype, {4, copies, 33});
-      DSV4_ASSERT_OK(embed::Record(
-          stream(), {.token_ids = token_ids.view(), .table = table.weight(), .out = out.view()}));
+      DSV4_ASSERT_OK(
+          embed::Record(stream(), {.token_ids = token_ids.view(), .table = table.weight(), .out = out.view()}));
       std::vector<float> expected;
       for (const int64_t token : tokens) {
         for (int64_t c = 0; c < copies; ++c) {
@@ -43,18 +43,15 @@ TEST_F(EmbedTest, RoundsAnF32TableToBf16) {
   const TestTensor rounded(DType::kBf16, {3, 1, 8}, table.ToFloats());
   const TestTensor token_ids = TestTensor::OfInts(DType::kI32, {3}, {0, 1, 2});
   TestTensor out(DType::kBf16, {3, 1, 8});
-  DSV4_ASSERT_OK(
-      embed::Record(stream(), {.token_ids = token_ids.view(), .table = table.weight(), .out = out.view()}));
+  DSV4_ASSERT_OK(embed::Record(stream(), {.token_ids = token_ids.view(), .table = table.weight(), .out = out.view()}));
   EXPECT_TRUE(BitwiseEqual(out.view(), rounded.view()));
 }
 
 TEST_F(EmbedTest, LeavesRowsWithoutATokenAsTheyAre) {
   const TestTensor table(DType::kF32, {2, 3}, {1, 2, 3, 4, 5, 6});
-  const TestTensor token_ids =
-      TestTensor::OfInts(DType::kI32, {4}, {-1, 1, std::numeric_limits<int32_t>::min(), 0});
+  const TestTensor token_ids = TestTensor::OfInts(DType::kI32, {4}, {-1, 1, std::numeric_limits<int32_t>::min(), 0});
   TestTensor out(DType::kF32, {4, 2, 3});
-  DSV4_ASSERT_OK(
-      embed::Record(stream(), {.token_ids = token_ids.view(), .table = table.weight(), .out = out.view()}));
+  DSV4_ASSERT_OK(embed::Record(stream(), {.token_ids = token_ids.view(), .table = table.weight(), .out = out.view()}));
   EXPECT_THAT(ToFloats(out.view().Rows(0, 1)), Each(testing::IsNan()));
   EXPECT_THAT(ToFloats(out.view().Rows(1, 1)), ElementsAre(4, 5, 6, 4, 5, 6));
   EXPECT_THAT(ToFloats(out.view().Rows(2, 1)), Each(testing::IsNan()));
@@ -68,9 +65,8 @@ TEST_F(EmbedTest, FollowsTheStridesOfItsViews) {
   TestTensor out(DType::kF32, {1, 2, 7});
   TensorView inner = out.view();  // two streams of 4 channels, 7 apart
   inner.extents[2] = 4;
-  DSV4_ASSERT_OK(embed::Record(stream(), {.token_ids = token_ids.view(),
-                                          .table = WeightView(wide.view().Columns(5, 4)),
-                                          .out = inner}));
+  DSV4_ASSERT_OK(embed::Record(
+      stream(), {.token_ids = token_ids.view(), .table = WeightView(wide.view().Columns(5, 4)), .out = inner}));
   const std::vector<float> values = out.ToFloats();
   const std::vector<float> table = wide.ToFloats();
   for (size_t k = 0; k < 7; ++k) {
@@ -93,8 +89,8 @@ TEST_F(EmbedTest, DeclaresWhatItTouches) {
   });
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].op, "embed");
-  EXPECT_THAT(Declared(records[0]), ElementsAre("read token_ids i32 [1]", "before wait table bf16 [2, 3]",
-                                                "write out f32 [1, 4, 3]"));
+  EXPECT_THAT(Declared(records[0]),
+              ElementsAre("read token_ids i32 [1]", "before wait table bf16 [2, 3]", "write out f32 [1, 4, 3]"));
   // The token is read when the record runs.
   *token_ids.data<int32_t>() = 0;
   records[0].run();

@@ -20,8 +20,8 @@ using ::testing::ElementsAre;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Sums of up to 600 products of random signs, in a few fp32 chains: each addition errs by at most 2^-24 of a partial sum,
-// which is at most about the size of the result; the errors add up like a random walk: sqrt(600) * 2^-24 = 1.5e-6.
+// Sums of up to 600 products of random signs, in a few fp32 chains: each addition errs by at most 2^-24 of a partial
+// sum, which is at most about the size of the result; the errors add up like a random walk: sqrt(600) * 2^-24 = 1.5e-6.
 constexpr double kF32Tolerance = 2e-6;
 
 class LinearTest : public OpTest {};
@@ -62,7 +62,12 @@ std::vector<TestWeightOptions> AllWeightTypes(int64_t rows, int64_t cols) {
       {.rows = rows, .cols = cols, .dtype = DType::kF32},
       {.rows = rows, .cols = cols, .dtype = DType::kBf16},
       {.rows = rows, .cols = cols, .dtype = DType::kE4m3, .block_rows = 128, .block_cols = 128},
-      {.rows = rows, .cols = cols, .dtype = DType::kE4m3, .scale_dtype = DType::kF32, .block_rows = 64, .block_cols = 96},
+      {.rows = rows,
+       .cols = cols,
+       .dtype = DType::kE4m3,
+       .scale_dtype = DType::kF32,
+       .block_rows = 64,
+       .block_cols = 96},
       {.rows = rows, .cols = cols, .dtype = DType::kE2m1x2, .block_rows = 1, .block_cols = 32},
   };
 }
@@ -80,8 +85,8 @@ TEST_F(LinearTest, MultipliesByWeightsOfEveryType) {
         const TestTensor x(x_dtype, {size.rows, size.in}, RandomFloats(size.rows * size.in, 7));
         TestTensor out(DType::kF32, {size.rows, size.out});
         DSV4_ASSERT_OK(linear::Record(stream(), {.x = x.view(), .weight = weight.view(), .out = out.view()}));
-        EXPECT_TRUE(IsClose(out.ToFloats(), Expected(Doubles(x.ToFloats()), size.rows, weight, 1), size.out,
-                            kF32Tolerance));
+        EXPECT_TRUE(
+            IsClose(out.ToFloats(), Expected(Doubles(x.ToFloats()), size.rows, weight, 1), size.out, kF32Tolerance));
         out.CheckGuards();
       }
     }
@@ -106,8 +111,7 @@ TEST_F(LinearTest, KeepsGroupsApart) {
     const TestWeight weight(options);
     const TestTensor x(DType::kF32, {3, 3 * 72}, RandomFloats(3 * 3 * 72, 11));
     TestTensor out(DType::kF32, {3, 150});
-    DSV4_ASSERT_OK(
-        linear::Record(stream(), {.x = x.view(), .weight = weight.view(), .groups = 3, .out = out.view()}));
+    DSV4_ASSERT_OK(linear::Record(stream(), {.x = x.view(), .weight = weight.view(), .groups = 3, .out = out.view()}));
     EXPECT_TRUE(IsClose(out.ToFloats(), Expected(Doubles(x.ToFloats()), 3, weight, 3), 50, kF32Tolerance));
     out.CheckGuards();
   }
@@ -122,13 +126,10 @@ TEST_F(LinearTest, QuantizesActivationsPerBlockOfAGroupsInput) {
     std::fill_n(values.begin() + 400, 128, 1e-6f);  // below the floor of the magnitude
     const TestTensor x(dtype, {3, 400}, values);
     TestTensor out(DType::kF32, {3, 60});
-    DSV4_ASSERT_OK(linear::Record(stream(), {.x = x.view(),
-                                             .weight = weight.view(),
-                                             .groups = 2,
-                                             .quantize_activations = true,
-                                             .out = out.view()}));
-    EXPECT_TRUE(
-        IsClose(out.ToFloats(), Expected(QuantizedInputs(x.ToFloats(), 200), 3, weight, 2), 30, kF32Tolerance));
+    DSV4_ASSERT_OK(linear::Record(
+        stream(),
+        {.x = x.view(), .weight = weight.view(), .groups = 2, .quantize_activations = true, .out = out.view()}));
+    EXPECT_TRUE(IsClose(out.ToFloats(), Expected(QuantizedInputs(x.ToFloats(), 200), 3, weight, 2), 30, kF32Tolerance));
   }
 }
 
@@ -168,8 +169,7 @@ TEST_F(LinearTest, TakesViewsOfWiderTensors) {
   TestTensor wide(DType::kF32, {4, 20});
   const std::vector<uint8_t> before = wide.Bytes();
   const TensorView x_view = x.view().Columns(10, 10);
-  DSV4_ASSERT_OK(
-      linear::Record(stream(), {.x = x_view, .weight = weight.view(), .out = wide.view().Columns(3, 6)}));
+  DSV4_ASSERT_OK(linear::Record(stream(), {.x = x_view, .weight = weight.view(), .out = wide.view().Columns(3, 6)}));
   EXPECT_TRUE(IsClose(ToFloats(wide.view().Columns(3, 6)), Expected(Doubles(ToFloats(x_view)), 4, weight, 1), 6,
                       kF32Tolerance));
   const std::vector<uint8_t> after = wide.Bytes();
@@ -193,8 +193,8 @@ TEST_F(LinearTest, DeclaresWhatItTouchesAndReadsItWhenRun) {
   const TestWeight weight({.rows = 6, .cols = 10, .dtype = DType::kE4m3, .block_rows = 4, .block_cols = 4});
   TestTensor x(DType::kF32, {2, 10}, std::vector<float>(20, kNan));
   TestTensor out(DType::kBf16, {2, 6});
-  const std::vector<OpRecord> records = Capture(
-      [&] { return linear::Record(stream(), {.x = x.view(), .weight = weight.view(), .out = out.view()}); });
+  const std::vector<OpRecord> records =
+      Capture([&] { return linear::Record(stream(), {.x = x.view(), .weight = weight.view(), .out = out.view()}); });
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].op, "linear");
   EXPECT_TRUE(records[0].waits);
@@ -246,7 +246,8 @@ TEST(MatrixProductCpu, TakesARangeOfWeightRows) {
   MatrixProductCpu(x.data(), 3, weight.view(), 90, 100, out.data());
   std::vector<float> expected;
   const std::vector<float> all = Expected(Doubles(x), 3, weight, 1);
-  for (int64_t i = 0; i < 3; ++i) expected.insert(expected.end(), all.begin() + i * 200 + 90, all.begin() + i * 200 + 190);
+  for (int64_t i = 0; i < 3; ++i)
+    expected.insert(expected.end(), all.begin() + i * 200 + 90, all.begin() + i * 200 + 190);
   EXPECT_TRUE(IsClose(out, expected, 100, kF32Tolerance));
 }
 

@@ -86,8 +86,8 @@ TEST_F(LmHeadTest, DeclaresWhatItTouches) {
   const TestTensor rows = TestTensor::OfInts(DType::kI32, {2}, {-1, -1});
   const TestTensor logits(DType::kF32, {2, 4});
   const std::vector<OpRecord> records = Capture([&] {
-    return lm_head::Record(
-        stream(), {.x = x.view(), .rows = rows.view(), .weight = weight.view(), .logits = logits.view()});
+    return lm_head::Record(stream(),
+                           {.x = x.view(), .rows = rows.view(), .weight = weight.view(), .logits = logits.view()});
   });
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].op, "lm_head");
@@ -106,8 +106,7 @@ TEST_F(LmHeadTest, RefusesBadInputByName) {
   const TestTensor x(DType::kF32, {2, 3}, RandomFloats(6, 1));
   const TestTensor rows = TestTensor::OfInts(DType::kI32, {2}, {0, 1});
   const TestTensor logits(DType::kF32, {2, 4});
-  const lm_head::Params good = {
-      .x = x.view(), .rows = rows.view(), .weight = weight.view(), .logits = logits.view()};
+  const lm_head::Params good = {.x = x.view(), .rows = rows.view(), .weight = weight.view(), .logits = logits.view()};
   const auto refused = [&](const char* message, const auto& change) {
     lm_head::Params params = good;
     change(params);

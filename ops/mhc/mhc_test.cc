@@ -162,11 +162,10 @@ TEST_F(MhcTest, PostSumsOverTheFirstIndexOfTheMixingMatrix) {
       const TestTensor comb(DType::kF32, {size.rows, size.streams, size.streams},
                             RandomFloats(size.rows * size.streams * size.streams, 4));
       const TestTensor out(DType::kF32, {size.rows, size.streams, size.channels});
-      DSV4_ASSERT_OK(mhc::Record(stream(), mhc::PostParams{.streams = x.view(),
-                                                           .y = y.view(),
-                                                           .post = post.view(),
-                                                           .comb = comb.view(),
-                                                           .out = out.view()}));
+      DSV4_ASSERT_OK(mhc::Record(
+          stream(),
+          mhc::PostParams{
+              .streams = x.view(), .y = y.view(), .post = post.view(), .comb = comb.view(), .out = out.view()}));
       const std::vector<float> xs = x.ToFloats(), ys = y.ToFloats(), posts = post.ToFloats(), combs = comb.ToFloats();
       std::vector<float> expected;
       for (int64_t i = 0; i < size.rows; ++i) {
@@ -195,8 +194,7 @@ TEST_F(MhcTest, PostWorksInPlaceAndRoundsOnce) {
   const TestTensor comb(DType::kF32, {5, 4, 4}, RandomFloats(80, 4));
   const TestTensor exact(DType::kF32, {5, 4, 33});
   const auto params = [&](const TensorView& out) {
-    return mhc::PostParams{
-        .streams = x.view(), .y = y.view(), .post = post.view(), .comb = comb.view(), .out = out};
+    return mhc::PostParams{.streams = x.view(), .y = y.view(), .post = post.view(), .comb = comb.view(), .out = out};
   };
   DSV4_ASSERT_OK(mhc::Record(stream(), params(exact.view())));
   const TestTensor rounded(DType::kBf16, {5, 4, 33}, exact.ToFloats());
@@ -280,7 +278,10 @@ TEST_F(MhcTest, GivesARowTheSameBitsInAnyCompany) {
   const TestTensor x(DType::kF32, {33, 4, 19}, RandomFloats(33 * 76, 1));
   struct Outputs {
     explicit Outputs(int64_t n)
-        : out(DType::kF32, {n, 19}), post(DType::kF32, {n, 4}), comb(DType::kF32, {n, 4, 4}), streams(DType::kF32, {n, 4, 19}) {}
+        : out(DType::kF32, {n, 19}),
+          post(DType::kF32, {n, 4}),
+          comb(DType::kF32, {n, 4, 4}),
+          streams(DType::kF32, {n, 4, 19}) {}
     TestTensor out, post, comb, streams;
   };
   const auto run = [&](const TensorView& rows, const Outputs& outputs) {
@@ -334,8 +335,8 @@ TEST_F(MhcTest, SinkhornSurvivesLargeLogits) {
                                                       .out = out.view(),
                                                       .post = post.view(),
                                                       .comb = comb.view()}));
-  EXPECT_THAT(out.ToFloats(), ElementsAre(testing::FloatNear(1, 1e-5f), testing::FloatNear(2, 1e-5f),
-                                          testing::FloatNear(3, 2e-5f)));
+  EXPECT_THAT(out.ToFloats(),
+              ElementsAre(testing::FloatNear(1, 1e-5f), testing::FloatNear(2, 1e-5f), testing::FloatNear(3, 2e-5f)));
   EXPECT_THAT(post.ToFloats(), ElementsAre(2, 0));
   EXPECT_THAT(comb.ToFloats(), ElementsAre(testing::FloatNear(1, 1e-5f), testing::FloatNear(0, 1e-5f),
                                            testing::FloatNear(0, 1e-5f), testing::FloatNear(1, 1e-5f)));
@@ -366,11 +367,7 @@ struct Tensors {
             .comb = comb.view()};
   }
   mhc::PostParams Post() const {
-    return {.streams = x.view(),
-            .y = y.view(),
-            .post = post.view(),
-            .comb = comb.view(),
-            .out = out_streams.view()};
+    return {.streams = x.view(), .y = y.view(), .post = post.view(), .comb = comb.view(), .out = out_streams.view()};
   }
   mhc::HeadParams Head() const {
     return {.streams = x.view(),
@@ -396,9 +393,8 @@ TEST_F(MhcTest, DeclaresWhatItTouches) {
   const std::vector<OpRecord> post = Capture([&] { return mhc::Record(stream(), t.Post()); });
   ASSERT_EQ(post.size(), 1u);
   EXPECT_EQ(post[0].op, "mhc_post");
-  EXPECT_THAT(Declared(post[0]),
-              ElementsAre("read streams f32 [2, 2, 3]", "read y bf16 [2, 3]", "read post f32 [2, 2]",
-                          "read comb f32 [2, 2, 2]", "write out bf16 [2, 2, 3]"));
+  EXPECT_THAT(Declared(post[0]), ElementsAre("read streams f32 [2, 2, 3]", "read y bf16 [2, 3]", "read post f32 [2, 2]",
+                                             "read comb f32 [2, 2, 2]", "write out bf16 [2, 2, 3]"));
   const std::vector<OpRecord> head = Capture([&] { return mhc::Record(stream(), t.Head()); });
   ASSERT_EQ(head.size(), 1u);
   EXPECT_EQ(head[0].op, "mhc_head");
@@ -431,10 +427,16 @@ TEST_F(MhcTest, RefusesBadInputByName) {
 
   refused(t.Post(), "y: expected f32 or bf16 [2, 3]", [](auto& p) { p.y = p.y.FirstRows(1); });
   refused(t.Post(), "post: expected f32 [2, 2]", [](auto& p) { p.post = TensorView(); });
-  refused(t.Post(), "comb: expected f32 [2, 2, 2]", [](auto& p) { p.comb.data = nullptr; p.comb.rank = 0; });
+  refused(t.Post(), "comb: expected f32 [2, 2, 2]", [](auto& p) {
+    p.comb.data = nullptr;
+    p.comb.rank = 0;
+  });
   refused(t.Post(), "out: expected f32 or bf16 [2, 2, 3]", [&](auto& p) { p.out = t.out.view(); });
   // In place is the very same view only.
-  refused(t.Post(), "out and streams: ", [](auto& p) { p.out = p.streams; p.out.dtype = DType::kBf16; });
+  refused(t.Post(), "out and streams: ", [](auto& p) {
+    p.out = p.streams;
+    p.out.dtype = DType::kBf16;
+  });
   refused(t.Post(), "out and post: ", [](auto& p) {
     p.out = p.streams;
     p.post = p.streams.Index(0).Columns(0, 2);

@@ -22,12 +22,12 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // fp32: three products in a row of up to 256 terms, each erring by about 1e-6.
 constexpr double kF32Tolerance = 5e-6;
-// bf16: the expected values round at the same places, but an intermediate value that lies within the fp32 error of a midpoint
-// may go the other way: one in 2^-9 / 1e-6 / 2, or 1000, values, each by 2^-8, is sqrt(1e-3) * 2^-8 = 1.2e-4. Leaving out
-// one of the roundings would cost 1e-3.
+// bf16: the expected values round at the same places, but an intermediate value that lies within the fp32 error of a
+// midpoint may go the other way: one in 2^-9 / 1e-6 / 2, or 1000, values, each by 2^-8, is sqrt(1e-3) * 2^-8 = 1.2e-4.
+// Leaving out one of the roundings would cost 1e-3.
 constexpr double kBf16Tolerance = 3e-4;
-// e4m3: the same for codes, which are 2^-4 apart: sqrt(1e-5) * 2^-4 = 2e-4, and the flips of bf16 before. Leaving out the bf16
-// step changes 3 % of the codes and costs 5e-3.
+// e4m3: the same for codes, which are 2^-4 apart: sqrt(1e-5) * 2^-4 = 2e-4, and the flips of bf16 before. Leaving out
+// the bf16 step changes 3 % of the codes and costs 5e-3.
 constexpr double kFp8Tolerance = 1e-3;
 
 struct Config {
@@ -177,8 +177,7 @@ Expected Compute(const Layer& layer) {
       const std::vector<double> y = ExpertOutput(config, row, layer.w1, layer.w3, layer.w2, e, weight);
       for (size_t k = 0; k < out.size(); ++k) out[k] += y[k];
     }
-    const std::vector<double> y =
-        ExpertOutput(config, row, layer.shared_w1, layer.shared_w3, layer.shared_w2, 0, 1.0);
+    const std::vector<double> y = ExpertOutput(config, row, layer.shared_w1, layer.shared_w3, layer.shared_w2, 0, 1.0);
     for (size_t k = 0; k < out.size(); ++k) expected.out.push_back(static_cast<float>(out[k] + y[k]));
   }
   return expected;
@@ -215,12 +214,9 @@ TEST_F(MoeTest, TakesOtherSizes) {
 
 TEST_F(MoeTest, TakesThePublishedWeightTypes) {
   // Blocks of 128 x 128 and of 32 that are partial at the edges.
-  ExpectRight({.channels = 200,
-               .inner = 136,
-               .shared_inner = 40,
-               .weight_dtype = DType::kE2m1x2,
-               .shared_dtype = DType::kE4m3},
-              kF32Tolerance);
+  ExpectRight(
+      {.channels = 200, .inner = 136, .shared_inner = 40, .weight_dtype = DType::kE2m1x2, .shared_dtype = DType::kE4m3},
+      kF32Tolerance);
 }
 
 TEST_F(MoeTest, RoundsIntermediateValuesWithBf16Inputs) {
@@ -252,17 +248,16 @@ TEST_F(MoeTest, ClampsTheGateFromAboveAndTheOtherFactorOnBothSides) {
       weight.values = tensor.weight();
       return weight;
     };
-    DSV4_EXPECT_OK(moe::Record(
-        stream(), {.x = x.view(),
-                   .gate = matrix(zero_gate),
-                   .bias = bias.weight(),
-                   .experts = {matrix(w1), matrix(w3), matrix(w2)},
-                   .shared = {matrix(w1).Index(0), matrix(w3).Index(0), matrix(shared_w2)},
-                   .routed_scaling_factor = 1.0f,
-                   .swiglu_limit = 10.0f,
-                   .expert_ids = ids.view(),
-                   .expert_weights = weights.view(),
-                   .out = out.view()}));
+    DSV4_EXPECT_OK(moe::Record(stream(), {.x = x.view(),
+                                          .gate = matrix(zero_gate),
+                                          .bias = bias.weight(),
+                                          .experts = {matrix(w1), matrix(w3), matrix(w2)},
+                                          .shared = {matrix(w1).Index(0), matrix(w3).Index(0), matrix(shared_w2)},
+                                          .routed_scaling_factor = 1.0f,
+                                          .swiglu_limit = 10.0f,
+                                          .expert_ids = ids.view(),
+                                          .expert_weights = weights.view(),
+                                          .out = out.view()}));
     EXPECT_THAT(weights.ToFloats(), ElementsAre(1.0f));
     return out.ToFloats();  // the routed expert, then the shared one
   };
@@ -350,7 +345,8 @@ TEST_F(MoeTest, GivesARowTheSameBitsInAnyCompany) {
     for (const int64_t row : {0, 1, 16, 32}) {
       const Layer alone(all.config);
       moe::Params params = alone.Params();
-      for (TensorView* view : {&params.x, &params.row_tokens, &params.expert_ids, &params.expert_weights, &params.out}) {
+      for (TensorView* view :
+           {&params.x, &params.row_tokens, &params.expert_ids, &params.expert_weights, &params.out}) {
         *view = view->Rows(row, 1);
       }
       DSV4_ASSERT_OK(moe::Record(stream(), params));
@@ -375,15 +371,14 @@ TEST_F(MoeTest, DeclaresWhatItTouches) {
   const std::vector<OpRecord> records = Capture([&] { return moe::Record(stream(), scored.Params()); });
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].op, "moe");
-  EXPECT_THAT(
-      Declared(records[0]),
-      ElementsAre("read x f32 [2, 4]", "before wait gate bf16 [4, 4]", "before wait bias f32 [4]",
-                  "before wait experts.w1 e2m1x2 [4, 6, 2]", "before wait experts.w1 e8m0 [4, 6, 1]",
-                  "before wait experts.w3 e2m1x2 [4, 6, 2]", "before wait experts.w3 e8m0 [4, 6, 1]",
-                  "before wait experts.w2 e2m1x2 [4, 4, 3]", "before wait experts.w2 e8m0 [4, 4, 1]",
-                  "before wait shared.w1 f32 [8, 4]", "before wait shared.w3 f32 [8, 4]",
-                  "before wait shared.w2 f32 [4, 8]", "write expert_ids i32 [2, 2]", "write expert_weights f32 [2, 2]",
-                  "write out f32 [2, 4]"));
+  EXPECT_THAT(Declared(records[0]),
+              ElementsAre("read x f32 [2, 4]", "before wait gate bf16 [4, 4]", "before wait bias f32 [4]",
+                          "before wait experts.w1 e2m1x2 [4, 6, 2]", "before wait experts.w1 e8m0 [4, 6, 1]",
+                          "before wait experts.w3 e2m1x2 [4, 6, 2]", "before wait experts.w3 e8m0 [4, 6, 1]",
+                          "before wait experts.w2 e2m1x2 [4, 4, 3]", "before wait experts.w2 e8m0 [4, 4, 1]",
+                          "before wait shared.w1 f32 [8, 4]", "before wait shared.w3 f32 [8, 4]",
+                          "before wait shared.w2 f32 [4, 8]", "write expert_ids i32 [2, 2]",
+                          "write expert_weights f32 [2, 2]", "write out f32 [2, 4]"));
   const Layer hashed({.rows = 2, .channels = 4, .by_table = true});
   const std::vector<OpRecord> hash_records = Capture([&] { return moe::Record(stream(), hashed.Params()); });
   ASSERT_EQ(hash_records.size(), 1u);
@@ -433,7 +428,8 @@ TEST_F(MoeTest, RefusesBadInputByName) {
   refused("expert_weights: expected f32 [2, 2]", [](auto& p) { p.expert_weights.dtype = DType::kBf16; });
   refused("out: expected f32 or bf16 [2, 8]", [](auto& p) { p.out = p.out.Columns(0, 7); });
   refused("out and x: ", [](auto& p) { p.out = p.x; });
-  refused("out and shared.w2: ", [&](auto& p) { p.out = layer.shared_w2.view().values.view().Rows(0, 2).Columns(0, 8); });
+  refused("out and shared.w2: ",
+          [&](auto& p) { p.out = layer.shared_w2.view().values.view().Rows(0, 2).Columns(0, 8); });
   EXPECT_THAT(layer.out.Bytes(), Each(0xFF));
   EXPECT_THAT(layer.expert_ids.Bytes(), Each(0xFF));
   EXPECT_THAT(layer.expert_weights.Bytes(), Each(0xFF));

@@ -17,8 +17,8 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 
 constexpr float kEps = 1e-6f;
-// The sum of 4096 squares in a few fp32 chains of at most 1024 additions errs by a random walk of roundings of 2^-24 of the
-// partial sum, sqrt(1024) * 2^-24 = 1.9e-6, of which the root takes half; and three more roundings.
+// The sum of 4096 squares in a few fp32 chains of at most 1024 additions errs by a random walk of roundings of 2^-24 of
+// the partial sum, sqrt(1024) * 2^-24 = 1.9e-6, of which the root takes half; and three more roundings.
 constexpr double kF32Tolerance = 1.2e-6;
 
 class RmsNormTest : public OpTest {};
@@ -41,8 +41,8 @@ TEST_F(RmsNormTest, DividesByTheRootMeanSquare) {
         const TestTensor x(dtype, {rows, channels}, RandomFloats(rows * channels, 1, 3.0f));
         const TestTensor weight(dtype, {channels}, RandomFloats(channels, 2));
         TestTensor out(DType::kF32, {rows, channels});
-        DSV4_ASSERT_OK(rms_norm::Record(
-            stream(), {.x = x.view(), .weight = weight.weight(), .eps = kEps, .out = out.view()}));
+        DSV4_ASSERT_OK(
+            rms_norm::Record(stream(), {.x = x.view(), .weight = weight.weight(), .eps = kEps, .out = out.view()}));
         EXPECT_TRUE(IsClose(out.ToFloats(), Expected(x.ToFloats(), weight.ToFloats()), channels, kF32Tolerance));
         out.CheckGuards();
       }
@@ -67,8 +67,7 @@ TEST_F(RmsNormTest, RoundsOnceToBf16AndWorksInPlace) {
   DSV4_ASSERT_OK(
       rms_norm::Record(stream(), {.x = x.view(), .weight = weight.weight(), .eps = kEps, .out = exact.view()}));
   const TestTensor rounded(DType::kBf16, {3, 40}, exact.ToFloats());
-  DSV4_ASSERT_OK(
-      rms_norm::Record(stream(), {.x = x.view(), .weight = weight.weight(), .eps = kEps, .out = x.view()}));
+  DSV4_ASSERT_OK(rms_norm::Record(stream(), {.x = x.view(), .weight = weight.weight(), .eps = kEps, .out = x.view()}));
   EXPECT_TRUE(BitwiseEqual(x.view(), rounded.view()));
   x.CheckGuards();
 }
@@ -83,10 +82,8 @@ TEST_F(RmsNormTest, GivesARowTheSameBitsInAnyCompany) {
   for (const int64_t begin : {0, 2, 17, 32}) {
     const int64_t count = 33 - begin;
     TestTensor some(DType::kF32, {count, 37});
-    DSV4_ASSERT_OK(rms_norm::Record(stream(), {.x = x.view().Rows(begin, count),
-                                               .weight = weight.weight(),
-                                               .eps = kEps,
-                                               .out = some.view()}));
+    DSV4_ASSERT_OK(rms_norm::Record(
+        stream(), {.x = x.view().Rows(begin, count), .weight = weight.weight(), .eps = kEps, .out = some.view()}));
     EXPECT_TRUE(BitwiseEqual(some.view().FirstRows(1), all.view().Rows(begin, 1)));
     EXPECT_TRUE(BitwiseEqual(some.view().Rows(count - 1, 1), all.view().Rows(32, 1)));
   }
@@ -96,12 +93,11 @@ TEST_F(RmsNormTest, TakesViewsOfWiderTensors) {
   const TestTensor x(DType::kF32, {3, 20}, RandomFloats(60, 7));
   const TestTensor weight(DType::kF32, {5}, RandomFloats(5, 8));
   const TestTensor out(DType::kF32, {3, 9});
-  DSV4_ASSERT_OK(rms_norm::Record(stream(), {.x = x.view().Columns(10, 5),
-                                             .weight = weight.weight(),
-                                             .eps = kEps,
-                                             .out = out.view().Columns(2, 5)}));
-  EXPECT_TRUE(IsClose(ToFloats(out.view().Columns(2, 5)), Expected(ToFloats(x.view().Columns(10, 5)), weight.ToFloats()),
-                      5, kF32Tolerance));
+  DSV4_ASSERT_OK(rms_norm::Record(
+      stream(),
+      {.x = x.view().Columns(10, 5), .weight = weight.weight(), .eps = kEps, .out = out.view().Columns(2, 5)}));
+  EXPECT_TRUE(IsClose(ToFloats(out.view().Columns(2, 5)),
+                      Expected(ToFloats(x.view().Columns(10, 5)), weight.ToFloats()), 5, kF32Tolerance));
   EXPECT_THAT(ToFloats(out.view().Columns(0, 2)), Each(testing::IsNan()));
   EXPECT_THAT(ToFloats(out.view().Columns(7, 2)), Each(testing::IsNan()));
 }
@@ -135,7 +131,10 @@ TEST_F(RmsNormTest, RefusesBadInputByName) {
   refused("x: expected f32 or bf16 [any, any]", [](auto& p) { p.x.dtype = DType::kE4m3; });
   refused("weight: expected f32 or bf16 [3]", [&](auto& p) { p.weight = weight.weight().Rows(0, 2); });
   refused("out: expected f32 or bf16 [2, 3]", [&](auto& p) { p.out = out.view().FirstRows(1); });
-  refused("out and x: ", [&](auto& p) { p.out = p.x; p.out.dtype = DType::kBf16; });
+  refused("out and x: ", [&](auto& p) {
+    p.out = p.x;
+    p.out.dtype = DType::kBf16;
+  });
   refused("out and weight: ", [&](auto& p) {
     p.x = p.x.FirstRows(1);
     p.out = weight.view().Reshape({1, 3});

@@ -12,42 +12,29 @@
 namespace dsv4::save_partial_states {
 namespace {
 
-struct Tuning {
-  static constexpr Trigger kTrigger = Trigger::kAfterWait;
-  static constexpr int kTokensInFlight = 4;
-  static constexpr bool kStreaming = false;
-  static constexpr bool kHoldApe = true;
-  static constexpr bool kPrefetchRows = false;
-};
-struct GenericTuning : Tuning {
-  static constexpr int kTokensInFlight = 1;
-};
-
 template <class Config>
-absl::Status LaunchSave(Stream& stream, KernelParams params, const WeightView& ape) {
-  using Op = SaveRows<Config>;
-  const int64_t tokens_per_block = TokensPerBlock(params.tokens, Config::kTokensAbreast);
-  params.tokens_per_block = static_cast<uint32_t>(tokens_per_block);
-  return Launch<Op>(stream, {.x = (params.tokens + tokens_per_block - 1) / tokens_per_block},
-                    {.ape = WeightPointer<float>(ape)}, params);
+absl::Status LaunchSave(Stream& stream, const Params& params, const CompileKey& key, const SlotCheck& check) {
+  const KernelParams kernel_params = MakeKernelParams(params, key, check, Config::kTokensAbreast);
+  return Launch<SaveRows<Config>>(stream, GridFor(kernel_params), {.ape = WeightPointer<float>(params.ape)},
+                                  kernel_params);
 }
 
-using Launcher = absl::Status (*)(Stream&, KernelParams, const WeightView&);
+using Launcher = absl::Status (*)(Stream&, const Params&, const CompileKey&, const SlotCheck&);
 
 template <size_t... kIndices>
 constexpr auto SpecialisedLaunchers(std::index_sequence<kIndices...>) {
-  return std::array<Launcher, sizeof...(kIndices)>{&LaunchSave<Specialised<kIndices, Tuning>>...};
+  return std::array<Launcher, sizeof...(kIndices)>{&LaunchSave<Specialised<kIndices>>...};
 }
 
 template <typename Input, typename Cache>
 Launcher GenericLauncher(int64_t vector_width) {
   switch (vector_width) {
     case 4:
-      return &LaunchSave<Generic<Input, Cache, 4, GenericTuning>>;
+      return &LaunchSave<Generic<Input, Cache, 4>>;
     case 2:
-      return &LaunchSave<Generic<Input, Cache, 2, GenericTuning>>;
+      return &LaunchSave<Generic<Input, Cache, 2>>;
     default:
-      return &LaunchSave<Generic<Input, Cache, 1, GenericTuning>>;
+      return &LaunchSave<Generic<Input, Cache, 1>>;
   }
 }
 
@@ -73,17 +60,7 @@ absl::Status RecordCuda(Stream& stream, const Params& params, const SlotCheck& c
   const bool checked = check.report != nullptr;
   const int specialised = choice == KernelChoice::kByKey && !checked ? FindSpecialised(key) : -1;
   const Launcher launch = specialised >= 0 ? kSpecialisedLaunchers[specialised] : GenericLauncher(key);
-  return launch(stream,
-                {.kv = params.kv.data,
-                 .score = params.score.data,
-                 .positions = params.positions.As<int64_t>(),
-                 .slots = params.slots.As<int64_t>(),
-                 .state_cache = params.state_cache.data,
-                 .tokens = static_cast<uint32_t>(tokens),
-                 .tokens_per_block = 0,
-                 .key = key,
-                 .check = check},
-                params.ape);
+  return launch(stream, params, key, check);
 }
 
 }  // namespace dsv4::save_partial_states

@@ -24,8 +24,37 @@ struct KernelParams {
   SlotCheck check;   // likewise: in checked mode the generic kernel serves
 };
 
+// For a kernel that saves `tokens_abreast` tokens of a block at a time.
+inline KernelParams MakeKernelParams(const Params& params, const CompileKey& key, const SlotCheck& check,
+                                     int64_t tokens_abreast) {
+  const int64_t tokens = params.kv.extents[0];
+  return {.kv = params.kv.data,
+          .score = params.score.data,
+          .positions = params.positions.As<int64_t>(),
+          .slots = params.slots.As<int64_t>(),
+          .state_cache = params.state_cache.data,
+          .tokens = static_cast<uint32_t>(tokens),
+          .tokens_per_block = static_cast<uint32_t>(TokensPerBlock(tokens, tokens_abreast)),
+          .key = key,
+          .check = check};
+}
+inline Grid GridFor(const KernelParams& params) {
+  return {.x = (int64_t{params.tokens} + params.tokens_per_block - 1) / params.tokens_per_block};
+}
+
+struct Tuning {
+  static constexpr Trigger kTrigger = Trigger::kAfterWait;
+  static constexpr int kTokensInFlight = 4;  // that a thread loads before it stores the first
+  static constexpr bool kStreaming = false;
+  static constexpr bool kHoldApe = true;
+  static constexpr bool kPrefetchRows = false;
+};
+struct GenericTuning : Tuning {
+  static constexpr int kTokensInFlight = 1;
+};
+
 // A kernel for kSpecialisedKeys[kIndex].
-template <int kIndex, class Tuning>
+template <int kIndex, class Tuning = Tuning>
 struct Specialised : Tuning {
   using Input = float;
   using Cache = float;
@@ -38,7 +67,7 @@ struct Specialised : Tuning {
 };
 
 // A kernel for any sizes that allow accesses of kVectorWidth elements.
-template <typename InputType, typename CacheType, int kWidth, class Tuning>
+template <typename InputType, typename CacheType, int kWidth, class Tuning = GenericTuning>
 struct Generic : Tuning {
   using Input = InputType;
   using Cache = CacheType;

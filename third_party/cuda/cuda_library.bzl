@@ -1,4 +1,4 @@
-"""cuda_library, a cc_library whose sources nvcc compiles, and if_cuda."""
+"""cuda_library, a cc_library whose sources nvcc compiles, cuda_binary and if_cuda."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 load("@cuda//:defs.bzl", "HAVE_CUDA", "NVCC", "NVCC_VERSION")
@@ -157,3 +157,19 @@ def cuda_library(name, srcs = [], hdrs = [], deps = [], copts = [], defines = []
             deps = deps,
             **kwargs
         )
+
+def cuda_binary(name, srcs, deps = [], **kwargs):
+    """A cc_binary that needs CUDA to be built; on a machine without it, a program that says so.
+
+    Args:
+      name: the target's name.
+      srcs: C++ sources.
+      deps: C++ or CUDA libraries.
+      **kwargs: of cc_binary.
+    """
+    native.cc_binary(
+        name = name,
+        srcs = if_cuda(srcs, ["//third_party/cuda:no_cuda_main.cc"]),
+        deps = if_cuda(deps),
+        **kwargs
+    )
