@@ -25,7 +25,8 @@ bool IsDirectory(const std::string& path) {
 
 // An index that could name files elsewhere would be a way to have them read.
 bool IsPlainFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
 }
 
 }  // namespace

@@ -107,9 +107,7 @@ absl::Status ReadSizes(const JsonFields& fields, ModelConfig* config) {
   for (const auto& [name, token] :
        {TokenField{"bos_token_id", &config->bos_token_id}, TokenField{"eos_token_id", &config->eos_token_id}}) {
     DSV4_ASSIGN_OR_RETURN(const int64_t value, fields.Integer(name));
-    if (value < 0 || value >= config->vocab_size || value > kMaxSize) {
-      return fields.Error(name, StrCat("expected a token below vocab_size, ", config->vocab_size, ", got ", value));
-    }
+    if (value < 0 || value > kMaxSize) return fields.Error(name, StrCat("expected 0 to ", kMaxSize, ", got ", value));
     *token = static_cast<int32_t>(value);
   }
   return absl::OkStatus();
@@ -123,8 +121,7 @@ absl::Status ReadYarn(const JsonFields& scaling, YarnConfig* yarn) {
   DSV4_ASSIGN_OR_RETURN(yarn->factor, scaling.Number("factor"));
   DSV4_ASSIGN_OR_RETURN(yarn->beta_fast, scaling.Number("beta_fast"));
   DSV4_ASSIGN_OR_RETURN(yarn->beta_slow, scaling.Number("beta_slow"));
-  DSV4_ASSIGN_OR_RETURN(yarn->original_max_position_embeddings,
-                        scaling.Integer("original_max_position_embeddings"));
+  DSV4_ASSIGN_OR_RETURN(yarn->original_max_position_embeddings, scaling.Integer("original_max_position_embeddings"));
   // The model has no amplitude factor, in the tables or in the softmax scale, and rounds the ramp's ends.
   DSV4_RETURN_IF_ERROR(ExpectNumber(scaling, "attention_factor", 1.0, Presence::kOptional));
   DSV4_RETURN_IF_ERROR(ExpectNumber(scaling, "mscale", 0.0, Presence::kOptional));
@@ -161,8 +158,8 @@ absl::Status ReadRopeBases(const JsonFields& fields, ModelConfig* config) {
     DSV4_RETURN_IF_ERROR(ReadYarn(scaling, &flat->yarn));
   }
   if (flat && nested && *flat != *nested) {
-    return fields.Error("rope_parameters", "expected the values of rope_theta, compress_rope_theta and rope_scaling, "
-                                           "got others");
+    return fields.Error("rope_parameters",
+                        "expected the values of rope_theta, compress_rope_theta and rope_scaling, got others");
   }
   const RopeBases& bases = flat ? *flat : *nested;
   if (!flat) {
@@ -186,9 +183,10 @@ absl::Status ReadRopeSize(const JsonFields& fields, ModelConfig* config) {
     DSV4_ASSIGN_OR_RETURN(const double share, holder.Number("partial_rotary_factor"));
     const double product = share * static_cast<double>(config->head_dim);
     const double rounded = std::round(product);
-    if (!(share > 0.0 && share <= 1.0) || std::abs(product - rounded) > 1e-6) {
-      return holder.Error("partial_rotary_factor", StrCat("expected a whole part of head_dim, ", config->head_dim,
-                                                          ", got ", share, " of it"));
+    if (!(share > 0.0 && share <= 1.0) || std::abs(product - rounded) > 1e-6 ||
+        rounded > static_cast<double>(kMaxSize)) {
+      return holder.Error("partial_rotary_factor",
+                          StrCat("expected a whole part of head_dim, ", config->head_dim, ", got ", share, " of it"));
     }
     const int64_t channels = static_cast<int64_t>(rounded);
     if (size && *size != channels) {
@@ -211,9 +209,7 @@ absl::Status ReadRopeSize(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-LayerKind KindOfRatio(int64_t ratio) {
-  return {.ratio = ratio, .overlap = ratio == 4, .indexer = ratio == 4};
-}
+LayerKind KindOfRatio(int64_t ratio) { return {.ratio = ratio, .overlap = ratio == 4, .indexer = ratio == 4}; }
 
 // The ratios of the main layers and then of the MTP blocks.
 absl::StatusOr<std::vector<LayerKind>> ReadCompressRatios(const JsonFields& fields, int64_t num_layers,
@@ -293,14 +289,13 @@ absl::Status ReadHashLayers(const JsonFields& fields, int64_t num_layers, ModelC
                           StrCat("expected hash_moe or moe, got \"", types[i], "\""));
     }
     if (is_hash && hash_layers != static_cast<int64_t>(i)) {
-      return fields.Error(StrCat("mlp_layer_types[", i, "]"), "expected hash_moe in the first layers only, got it after "
-                                                              "moe");
+      return fields.Error(StrCat("mlp_layer_types[", i, "]"),
+                          "expected hash_moe in the first layers only, got it after moe");
     }
     if (is_hash) ++hash_layers;
   }
   if (stated && *stated != hash_layers) {
-    return fields.Error("num_hash_layers",
-                        StrCat("expected ", hash_layers, " as mlp_layer_types says, got ", *stated));
+    return fields.Error("num_hash_layers", StrCat("expected ", hash_layers, " as mlp_layer_types says, got ", *stated));
   }
   config->num_hash_layers = hash_layers;
   return absl::OkStatus();
@@ -326,9 +321,9 @@ absl::Status ReadLayers(const JsonFields& fields, ModelConfig* config) {
     DSV4_ASSIGN_OR_RETURN(std::vector<LayerKind> typed, ReadLayerTypes(fields, num_layers, num_mtp_layers));
     for (size_t i = 0; has_ratios && i < kinds.size(); ++i) {
       if (kinds[i] == typed[i]) continue;
-      return fields.Error(StrCat("layer_types[", i, "]"), StrCat("expected the type of ratio ", kinds[i].ratio,
-                                                                 " as compress_ratios says, got that of ",
-                                                                 typed[i].ratio));
+      return fields.Error(StrCat("layer_types[", i, "]"),
+                          StrCat("expected the type of ratio ", kinds[i].ratio,
+                                 " as compress_ratios says, got that of ", typed[i].ratio));
     }
     kinds = std::move(typed);
   }
@@ -365,8 +360,7 @@ absl::Status CheckPositive(std::string_view name, double value) {
 
 absl::Status CheckMultiple(std::string_view name, int64_t value, std::string_view of_name, int64_t of) {
   if (value % of == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      StrCat(name, ": expected a multiple of ", of_name, ", ", of, ", got ", value));
+  return absl::InvalidArgumentError(StrCat(name, ": expected a multiple of ", of_name, ", ", of, ", got ", value));
 }
 
 absl::Status CheckKind(std::string_view name, const LayerKind& kind) {
@@ -428,14 +422,13 @@ absl::Status ValidateModelConfig(const ModelConfig& config) {
   DSV4_RETURN_IF_ERROR(CheckSize("qk_rope_head_dim", config.qk_rope_head_dim, 2, config.head_dim));
   DSV4_RETURN_IF_ERROR(CheckSize("index_head_dim", config.index_head_dim, config.qk_rope_head_dim, kMaxSize));
   if ((config.index_head_dim & (config.index_head_dim - 1)) != 0) {
-    return absl::InvalidArgumentError(StrCat("index_head_dim: expected a power of two (the Hadamard rotation's size), "
-                                             "got ",
-                                             config.index_head_dim));
+    return absl::InvalidArgumentError(
+        StrCat("index_head_dim: expected a power of two (the Hadamard rotation's size), got ", config.index_head_dim));
   }
   DSV4_RETURN_IF_ERROR(CheckMultiple("num_attention_heads", config.num_attention_heads, "o_groups", config.o_groups));
   // The frequencies divide by the logarithm of the base and by the span of the ramp.
-  for (const Real& base : {Real{"rope_theta", config.rope_theta},
-                           Real{"compress_rope_theta", config.compress_rope_theta}}) {
+  for (const Real& base :
+       {Real{"rope_theta", config.rope_theta}, Real{"compress_rope_theta", config.compress_rope_theta}}) {
     if (base.value <= 1.0) {
       return absl::InvalidArgumentError(StrCat(base.name, ": expected more than 1, got ", base.value));
     }

@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Looks for what nlohmann::json::parse does not report without exceptions: where the text is broken, keys that an object
-// has twice, and values so deep in one another that walking them would exhaust the stack.
+// Looks for what nlohmann::json::parse does not report without exceptions: where the text is broken, keys that an
+// object has twice, and values so deep in one another that walking them would exhaust the stack.
 class TextChecker : public nlohmann::json_sax<Json> {
  public:
   const std::string& problem() const { return problem_; }

@@ -1,5 +1,5 @@
-// LoadModelWeights in two steps: a plan, which finds and checks every tensor that the config asks for, then one arena and the
-// copies into it.
+// LoadModelWeights in two steps: a plan, which finds and checks every tensor that the config asks for, then one arena
+// and the copies into it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -96,16 +96,15 @@ class Plan {
   // Plans the uploads of all of *weights, whose address must not change until they are done.
   absl::Status AddModel(ModelWeights* weights) {
     const int64_t hidden = config_.hidden_size;
-    DSV4_RETURN_IF_ERROR(AddTensor("embed.weight", {FileDType::kBf16, FileDType::kF32}, {config_.vocab_size, hidden},
-                                   &weights->embed));
+    DSV4_RETURN_IF_ERROR(
+        AddTensor("embed.weight", {FileDType::kBf16, FileDType::kF32}, {config_.vocab_size, hidden}, &weights->embed));
     DSV4_RETURN_IF_ERROR(AddMatrix("head", config_.vocab_size, hidden, &weights->head));
     DSV4_RETURN_IF_ERROR(AddNorm("norm", hidden, &weights->norm));
     DSV4_RETURN_IF_ERROR(AddMhcHead("", &weights->hc_head));
     weights->layers.resize(config_.layers.size());
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const bool is_hash = static_cast<int64_t>(i) < config_.num_hash_layers;
-      DSV4_RETURN_IF_ERROR(
-          AddBlock(StrCat("layers.", i, "."), config_.layers[i], is_hash, &weights->layers[i]));
+      DSV4_RETURN_IF_ERROR(AddBlock(StrCat("layers.", i, "."), config_.layers[i], is_hash, &weights->layers[i]));
     }
     weights->mtp.resize(config_.mtp_layers.size());
     for (size_t i = 0; i < config_.mtp_layers.size(); ++i) {
@@ -242,8 +241,7 @@ class Plan {
 
   absl::Status AddMhcHead(const std::string& prefix, MhcWeights* weights) {
     const int64_t streams = config_.hc_mult;
-    DSV4_RETURN_IF_ERROR(
-        AddF32(prefix + "hc_head_fn", {streams, streams * config_.hidden_size}, &weights->fn));
+    DSV4_RETURN_IF_ERROR(AddF32(prefix + "hc_head_fn", {streams, streams * config_.hidden_size}, &weights->fn));
     DSV4_RETURN_IF_ERROR(AddF32(prefix + "hc_head_base", {streams}, &weights->base));
     return AddF32(prefix + "hc_head_scale", {1}, &weights->scale);
   }
@@ -277,14 +275,14 @@ class Plan {
       const std::string name = StrCat(prefix, "experts.", expert, ".", matrix_name);
       DSV4_ASSIGN_OR_RETURN(StoredMatrix matrix, FindMatrix(name, rows, cols));
       if (expert > 0 && matrix.dtype != matrices[0].dtype) {
-        return Error(matrix.values.name, StrCat("expected the type of the first expert's, ",
-                                                FileDTypeName(matrices[0].values.dtype), ", got ",
-                                                FileDTypeName(matrix.values.dtype)));
+        return Error(matrix.values.name,
+                     StrCat("expected the type of the first expert's, ", FileDTypeName(matrices[0].values.dtype),
+                            ", got ", FileDTypeName(matrix.values.dtype)));
       }
       if (expert > 0 && matrix.scale_dtype != matrices[0].scale_dtype) {
-        return Error(matrix.scales.name, StrCat("expected the type of the first expert's, ",
-                                                FileDTypeName(matrices[0].scales.dtype), ", got ",
-                                                FileDTypeName(matrix.scales.dtype)));
+        return Error(matrix.scales.name,
+                     StrCat("expected the type of the first expert's, ", FileDTypeName(matrices[0].scales.dtype),
+                            ", got ", FileDTypeName(matrix.scales.dtype)));
       }
       matrices.push_back(std::move(matrix));
     }
@@ -320,9 +318,8 @@ class Plan {
     StoredMatrix matrix;
     matrix.rows = rows;
     matrix.cols = cols;
-    DSV4_ASSIGN_OR_RETURN(
-        matrix.values, Find(values_name, {FileDType::kF8E4m3, FileDType::kI8, FileDType::kU8, FileDType::kBf16,
-                                          FileDType::kF32}));
+    DSV4_ASSIGN_OR_RETURN(matrix.values, Find(values_name, {FileDType::kF8E4m3, FileDType::kI8, FileDType::kU8,
+                                                            FileDType::kBf16, FileDType::kF32}));
     switch (matrix.values.dtype) {
       case FileDType::kBf16:
       case FileDType::kF32:
@@ -389,8 +386,7 @@ class Plan {
   // One scale that is no number would spread over a whole tile of weights.
   absl::Status CheckScales(DType dtype, const FileTensor& scales) const {
     for (int64_t i = 0; i < scales.num_elements(); ++i) {
-      const float scale =
-          dtype == DType::kE8m0 ? ToFloat(Element<E8m0>(scales, i)) : Element<float>(scales, i);
+      const float scale = dtype == DType::kE8m0 ? ToFloat(Element<E8m0>(scales, i)) : Element<float>(scales, i);
       if (!std::isfinite(scale)) {
         return Error(scales.name, StrCat("expected scales that are finite numbers, got ", scale, " as element ", i));
       }
@@ -425,8 +421,7 @@ absl::Status Copy(const Plan& plan, const Upload& upload, Stream& stream) {
   }
   for (const FileTensor& part : upload.parts) {
     if (upload.is_scale) DSV4_RETURN_IF_ERROR(plan.CheckScales(upload.dtype, part));
-    DSV4_RETURN_IF_ERROR(
-        stream.CopyToDevice(destination, part.bytes.data(), static_cast<int64_t>(part.bytes.size())));
+    DSV4_RETURN_IF_ERROR(stream.CopyToDevice(destination, part.bytes.data(), static_cast<int64_t>(part.bytes.size())));
     destination += part.bytes.size();
   }
   return absl::OkStatus();

@@ -39,19 +39,23 @@ std::vector<float> RopeFrequencies(const ModelConfig& config, bool compressed) {
   return frequencies;
 }
 
+void FillRopeRow(const std::vector<float>& frequencies, int64_t position, float* row) {
+  const size_t pairs = frequencies.size();
+  for (size_t pair = 0; pair < pairs; ++pair) {
+    // The published model multiplies in fp32, which is far from the exact product at large positions: keep that, and
+    // take accurate functions of it.
+    const float angle = static_cast<float>(position) * frequencies[pair];
+    row[pair] = static_cast<float>(std::cos(static_cast<double>(angle)));
+    row[pairs + pair] = static_cast<float>(std::sin(static_cast<double>(angle)));
+  }
+}
+
 std::vector<float> RopeTable(const ModelConfig& config, bool compressed, int64_t positions) {
   const std::vector<float> frequencies = RopeFrequencies(config, compressed);
-  const size_t pairs = frequencies.size();
-  std::vector<float> table(static_cast<size_t>(std::max<int64_t>(positions, 0)) * 2 * pairs);
-  for (size_t position = 0; position < table.size() / std::max<size_t>(2 * pairs, 1); ++position) {
-    float* row = table.data() + position * 2 * pairs;
-    for (size_t pair = 0; pair < pairs; ++pair) {
-      // The published model multiplies in fp32, which is far from the exact product at large positions: keep that, and
-      // take accurate functions of it.
-      const float angle = static_cast<float>(position) * frequencies[pair];
-      row[pair] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      row[pairs + pair] = static_cast<float>(std::sin(static_cast<double>(angle)));
-    }
+  const int64_t row_size = 2 * static_cast<int64_t>(frequencies.size());
+  std::vector<float> table(static_cast<size_t>(std::max<int64_t>(positions, 0) * row_size));
+  for (int64_t position = 0; position < positions; ++position) {
+    FillRopeRow(frequencies, position, table.data() + position * row_size);
   }
   return table;
 }

@@ -13,6 +13,9 @@ namespace dsv4 {
 // inv_freq[i] of pair i, computed in fp64 and rounded once to fp32.
 std::vector<float> RopeFrequencies(const ModelConfig& config, bool compressed);
 
+// The row of one position: the cosines of all pairs, then their sines.
+void FillRopeRow(const std::vector<float>& frequencies, int64_t position, float* row);
+
 // [positions, rope size] row-major: per position the cosines of all pairs, then their sines. The angle is the fp32 product
 // of position and frequency; cosine and sine of that fp32 angle are accurate.
 std::vector<float> RopeTable(const ModelConfig& config, bool compressed, int64_t positions);

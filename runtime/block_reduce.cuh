@@ -1,5 +1,5 @@
-// Sums and maxima over the threads of a warp or a block, in one fixed order, so that equal inputs give equal bits. Every
-// thread gets the result.
+// Sums and maxima over the threads of a warp or a block, in one fixed order, so that equal inputs give equal bits.
+// Every thread gets the result.
 #ifndef DSV4_RUNTIME_BLOCK_REDUCE_CUH_
 #define DSV4_RUNTIME_BLOCK_REDUCE_CUH_
 

@@ -154,8 +154,8 @@ __device__ __forceinline__ float LargestEncodedMagnitude(const Vector<float, kWi
 // Stores channels channel .. channel + kWidth - 1 of a row, 4 or 8 of them. The row size is a multiple of kWidth, the
 // rotary part of the row too.
 // The whole warp calls this. Lanes hold consecutive slices, and lane l's slice is at l * kWidth modulo 64 channels (so
-// that a group of 64 or 32 channels is an aligned group of lanes). A lane that is not `active` stores nothing; a group's
-// lanes are all active or all not. `row_largest` is that of the whole row, and only kFp8Key uses it.
+// that a group of 64 or 32 channels is an aligned group of lanes). A lane that is not `active` stores nothing; the lanes
+// of a group are all active or all not. `row_largest` is that of the whole row, and only kFp8Key uses it.
 template <int kWidth>
 __device__ __forceinline__ void EncodeSlice(const PagedRowsPointer& rows, const RowAddress& at, int channel,
                                             const Vector<float, kWidth>& values, float row_largest,

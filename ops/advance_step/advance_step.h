@@ -3,7 +3,7 @@
 // Contract, for each row i with requests[i] = r >= 0 (a pad is left as it is):
 //   t = next_tokens[i] is output: outputs[r][output_counts[r]] = t if there is room, output_counts[r] += 1,
 //   remaining[r] -= 1.
-//   The request is finished if remaining[r] is now 0, or if t == eos_token, the request does not ignore it
+//   The request is finished if remaining[r] is now 0 or less, or if t == eos_token, the request does not ignore it
 //   (ignore_eos[r] == 0), and t was not forced.
 //   A finished row becomes a pad (requests[i] = -1). Otherwise token_ids[i] = t, positions[i] += 1, and
 //   next_tokens[i] = forced[r][output_counts[r]], or -1 ("sample it") past the end of `forced` or if that is -1.

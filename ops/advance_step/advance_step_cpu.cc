@@ -5,11 +5,10 @@
 namespace dsv4::advance_step {
 namespace {
 
-// The token that a request's output `index` is forced to, or -1.
+// The token that a request's output `index` is forced to; negative if it is not.
 int32_t ForcedToken(const TensorView& forced, int32_t request, int64_t index) {
   if (forced.empty() || index >= forced.extents[1]) return -1;
-  const int32_t token = *forced.At<int32_t>(request, index);
-  return token >= 0 ? token : -1;
+  return *forced.At<int32_t>(request, index);
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ __device__ __forceinline__ float SquareSum(const Vector<float, 4>& v) {
   return sum;
 }
 
-// Ratio 4 with overlap, blocks of 4 rows: an entry pools the block of its window and the one before. A thread holds four
-// channels of all eight rows, so that every load of an entry is in flight at once.
+// Ratio 4 with overlap, blocks of 4 rows: an entry pools the block of its window and the one before. A thread holds
+// four channels of all eight rows, so that every load of an entry is in flight at once.
 template <int kHead>
 struct CompressOverlapped {
   static constexpr char kName[] = "compress_store";
@@ -145,7 +145,10 @@ struct CompressOverlapped {
     const int64_t window = event.position / kRatio;
     const int channel = Channel();
     const float* const state = static_cast<const float*>(params.state.data) + channel;
-    const float* const own = state + BlockOffset(params, event.request, window) + kHead;
+    // Both table entries before the first row: one latency, not two.
+    const int64_t own_offset = BlockOffset(params, event.request, window);
+    const int64_t previous_offset = window > 0 ? BlockOffset(params, event.request, window - 1) : 0;
+    const float* const own = state + own_offset + kHead;
     Quad values[2 * kRatio], scores[2 * kRatio];
 #pragma unroll
     for (int r = 0; r < kRatio; ++r) {
@@ -153,7 +156,7 @@ struct CompressOverlapped {
       scores[kRatio + r] = LoadVector<float, 4>(own + r * params.row_stride + 2 * kHead);
     }
     if (window > 0) {
-      const float* const previous = state + BlockOffset(params, event.request, window - 1);
+      const float* const previous = state + previous_offset;
 #pragma unroll
       for (int r = 0; r < kRatio; ++r) {
         values[r] = LoadVector<float, 4>(previous + r * params.row_stride);
@@ -205,9 +208,9 @@ struct CompressOverlapped {
   }
 };
 
-// Ratio 128 without overlap, blocks of 8 rows, head 512. An entry pools 512 KiB of state, so a cluster of blocks works on
-// it: each takes 64 channels of all 128 rows, and only the sum of squares crosses blocks. Within a block 16 threads cover
-// the channels and 16 groups of them the state blocks of the window.
+// Ratio 128 without overlap, blocks of 8 rows, head 512. An entry pools 512 KiB of state, so a cluster of blocks works
+// on it: each takes 64 channels of all 128 rows, and only the sum of squares crosses blocks. Within a block 16 threads
+// cover the channels and 16 groups of them the state blocks of the window.
 struct CompressLong {
   static constexpr char kName[] = "compress_store";
   static constexpr int kThreads = 256;

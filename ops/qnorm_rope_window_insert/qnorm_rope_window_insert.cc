@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ops/qnorm_rope_window_insert/qnorm_rope_window_insert_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -51,7 +52,8 @@ absl::Status Record(Stream& stream, const Params& params) {
                                          .Read("positions", params.positions)
                                          .Weight("cos_sin", params.cos_sin)
                                          .Write("window", params.window.pages),
-                         .run = [params] { RunCpu(params); }});
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::qnorm_rope_window_insert

@@ -24,7 +24,6 @@ absl::Status Validate(const Params& params) {
     const TensorView& view;
   } written[] = {{"tokens", params.tokens}, {"next_tokens", params.next_tokens}};
   for (const auto& output : written) {
-    DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap(output.name, output.view));
     DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "logits", params.logits));
     DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "rows", params.rows));
     DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "positions", params.positions));

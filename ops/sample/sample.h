@@ -4,6 +4,8 @@
 //   For each l with rows[l] = i >= 0: temperature 0 takes the largest logit, of equal ones the lowest token. Otherwise the
 //   token is the inverse CDF, in order of token id, of softmax(logits / temperature) at u = (word 0 of Philox4x32-10) in [0, 1),
 //   with key = seed and counter = (request id, position of the token drawn), so a draw does not depend on the batch.
+//   Weights are exp((logit - largest) / temperature) in fp32, their sums fp64; the token is the first whose running sum
+//   exceeds u times the total. If the largest logit is infinite, it and its equals share all probability.
 //   NaN logits have probability 0 and are never chosen; if all are NaN, token 0 is.
 //   tokens[l] gets the token; next_tokens[i] gets it too unless next_tokens[i] is already >= 0 (a forced or known token).
 //   rows[l] < 0: nothing is read or written for l.

@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ops/save_partial_states/compile_key.h"
+#include "ops/testing/large_buffer.h"
 #include "ops/testing/op_test.h"
 #include "runtime/dtype.h"
 #include "runtime/testing.h"
@@ -361,49 +362,7 @@ TEST_F(SavePartialStates, LeavesColumnsPastTheHeadSizeAlone) {
   }
 }
 
-// Zeros, far more than the test touches: on the CPU, memory that takes room only where it is written.
-class LargeBuffer {
- public:
-  LargeBuffer(Device& device, Stream& stream, size_t bytes) : device_(device), stream_(stream), bytes_(bytes) {
-    if (device.kind() == DeviceKind::kCpu) {
-      void* const memory =
-          mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      data_ = memory == MAP_FAILED ? nullptr : memory;
-    } else {
-      const absl::StatusOr<void*> memory = device.Allocate(static_cast<int64_t>(bytes));
-      if (!memory.ok()) return;
-      data_ = *memory;
-      DSV4_EXPECT_OK(stream.Fill(data_, 0, static_cast<int64_t>(bytes)));
-    }
-  }
-  ~LargeBuffer() {
-    if (data_ == nullptr) return;
-    if (device_.kind() == DeviceKind::kCpu) {
-      munmap(data_, bytes_);
-    } else {
-      device_.Free(data_);
-    }
-  }
-
-  void* data() const { return data_; }  // null: there is no room
-  float At(int64_t element) const {
-    float value = std::numeric_limits<float>::quiet_NaN();
-    DSV4_EXPECT_OK(stream_.CopyToHost(&value, static_cast<float*>(data_) + element, sizeof(value)));
-    DSV4_EXPECT_OK(stream_.Synchronize());
-    return value;
-  }
-
- private:
-  Device& device_;
-  Stream& stream_;
-  size_t bytes_;
-  void* data_ = nullptr;
-};
-
 TEST_F(SavePartialStates, AddressesCachesPastTwoToTheThirtyOne) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "a sanitizer's shadow of this much memory does not fit";
-#endif
   struct Case {
     int64_t blocks, block_size, state_width;
     std::vector<int64_t> slots;
@@ -417,7 +376,7 @@ TEST_F(SavePartialStates, AddressesCachesPastTwoToTheThirtyOne) {
            Case{(int64_t{1} << 29) + 4, 8, 1, {(int64_t{1} << 32) + 31, (int64_t{1} << 32) + 1, int64_t{1} << 31, 2}},
        }) {
     const int64_t elements = test.blocks * test.block_size * 2 * test.state_width;
-    const LargeBuffer memory(device(), stream(), static_cast<size_t>(elements) * sizeof(float));
+    const LargeBuffer memory(device(), stream(), elements * static_cast<int64_t>(sizeof(float)));
     if (memory.data() == nullptr) GTEST_SKIP() << "no room for a cache of " << elements << " floats";
     const int64_t tokens = static_cast<int64_t>(test.slots.size());
     const TestTensor projection(DType::kF32, {tokens, 2 * test.state_width},
@@ -437,14 +396,14 @@ TEST_F(SavePartialStates, AddressesCachesPastTwoToTheThirtyOne) {
     const std::set<int64_t> written(test.slots.begin(), test.slots.end());
     for (const int64_t slot : test.slots) {
       const int64_t begin = slot * 2 * test.state_width;
-      EXPECT_EQ(memory.At(begin), 1.0f) << slot;
-      EXPECT_EQ(memory.At(begin + test.state_width - 1), 1.0f) << slot;
-      EXPECT_EQ(memory.At(begin + test.state_width), 2.0f) << slot;
-      EXPECT_EQ(memory.At(begin + 2 * test.state_width - 1), 2.0f) << slot;
+      EXPECT_EQ(memory.Get<float>(begin), 1.0f) << slot;
+      EXPECT_EQ(memory.Get<float>(begin + test.state_width - 1), 1.0f) << slot;
+      EXPECT_EQ(memory.Get<float>(begin + test.state_width), 2.0f) << slot;
+      EXPECT_EQ(memory.Get<float>(begin + 2 * test.state_width - 1), 2.0f) << slot;
       // Where an address of 32 bits, signed or not, of elements or of bytes, would have gone.
       for (const int64_t wrapped : {begin & 0x7fffffff, begin & 0xffffffff, (begin * 4 & 0xffffffff) / 4}) {
         if (written.count(wrapped / (2 * test.state_width)) == 0) {
-          EXPECT_EQ(memory.At(wrapped), 0.0f) << slot;
+          EXPECT_EQ(memory.Get<float>(wrapped), 0.0f) << slot;
         }
       }
     }

@@ -42,6 +42,14 @@ std::vector<OpRecord> OpTest::Capture(const std::function<absl::Status()>& recor
   return sink.records;
 }
 
+Stream& OpTest::cpu_stream() {
+  if (cpu_stream_ == nullptr) {
+    cpu_device_ = *CreateDevice(DeviceKind::kCpu);
+    cpu_stream_ = *cpu_device_->CreateStream();
+  }
+  return *cpu_stream_;
+}
+
 std::vector<std::string> Declared(const OpRecord& record) {
   std::vector<std::string> declared;
   for (const Access& access : record.accesses.accesses()) {

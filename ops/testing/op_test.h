@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "runtime/device.h"
 #include "runtime/device_testing.h"
 #include "runtime/stream.h"
 #include "runtime/testing.h"
@@ -28,6 +29,13 @@ class OpTest : public DeviceTest {
  protected:
   // What `record` hands to the stream's sink; nothing of it has run. CPU only.
   std::vector<OpRecord> Capture(const std::function<absl::Status()>& record);
+
+  // A stream of the CPU, whose ops are the specification of what every device computes.
+  Stream& cpu_stream();
+
+ private:
+  std::unique_ptr<Device> cpu_device_;
+  std::unique_ptr<Stream> cpu_stream_;
 };
 
 // The declared accesses, such as "read x f32 [3, 8]", "before wait weight bf16 [8]" or "write out f32 [3, 8]".
