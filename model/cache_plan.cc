@@ -7,7 +7,7 @@
 namespace dsv4 {
 namespace {
 
-int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 CacheGroupPlan PlanRing(int64_t window, int64_t rows_per_block, const CacheSizes& sizes) {
   CacheGroupPlan plan;

@@ -4,8 +4,8 @@
 //   DSV4_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(dir));
 //   DSV4_ASSIGN_OR_RETURN(ModelWeights weights, LoadModelWeights(checkpoint, *device, *stream));
 //
-// Every tensor's presence, type and shape is checked against the config; the message names the file and the tensor. What a
-// weight is follows from its stored type, not from its name: e4m3 with E8M0 or fp32 scales, FP4 pairs with E8M0
+// Every tensor's presence, type and shape is checked against the config; the message names the file and the tensor.
+// What a weight is follows from its stored type, not from its name: e4m3 with E8M0 or fp32 scales, FP4 pairs with E8M0
 // scales (I8 or U8), bf16, f32; I64 tables become i32. Refused too: a scale that is no number, an expert that does not
 // exist. Tensors that the model does not use (copies of the embedding and head under mtp.) are ignored.
 #ifndef DSV4_MODEL_CHECKPOINT_H_

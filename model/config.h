@@ -3,10 +3,10 @@
 //   DSV4_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig("DIR/config.json"));
 //
 // Both spellings in circulation are accepted: `compress_ratios` with `rope_scaling`, and `layer_types` with
-// `compress_rates`, `mlp_layer_types` and `rope_parameters`. No field has a default: a missing or inconsistent one is an
-// InvalidArgument that names the file, the field, what was expected and what came. So is a field that asks for arithmetic
-// other than this project's (another activation, another rope scaling, a bias). A config with both spellings of something
-// must mean the same by them. Source: specification, section 1.2.
+// `compress_rates`, `mlp_layer_types` and `rope_parameters`. No field has a default: a missing or inconsistent one is
+// an InvalidArgument that names the file, the field, what was expected and what came. So is a field that asks for
+// arithmetic other than this project's (another activation, another rope scaling, a bias). A config with both spellings
+// of something must mean the same by them. Source: specification, section 1.2.
 #ifndef DSV4_MODEL_CONFIG_H_
 #define DSV4_MODEL_CONFIG_H_
 
@@ -68,8 +68,8 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   int32_t bos_token_id = -1;
   int32_t eos_token_id = -1;
-  // Rows and columns that share a scale in the checkpoint's e4m3 weights (quantization_config.weight_block_size); 0 and 0
-  // for a config without quantization_config, whose checkpoint may have no such weight.
+  // Rows and columns that share a scale in the checkpoint's e4m3 weights (quantization_config.weight_block_size); 0 and
+  // 0 for a config without quantization_config, whose checkpoint may have no such weight.
   int64_t weight_block_rows = 0;
   int64_t weight_block_cols = 0;
 
@@ -85,8 +85,8 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& path);
 // `origin` names the text in messages.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, std::string_view origin);
 
-// Cross-checks that the parser makes, for configs built in code too: positive sizes, an even rotary size no larger than the
-// heads, heads divisible by groups, and so on.
+// Cross-checks that the parser makes, for configs built in code too: positive sizes, an even rotary size no larger than
+// the heads, heads divisible by groups, and so on.
 absl::Status ValidateModelConfig(const ModelConfig& config);
 
 }  // namespace dsv4

@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "model/rope_tables.h"
@@ -19,6 +20,30 @@ namespace {
 
 constexpr uint8_t kPoison = 0xff;  // NaN in f32, bf16, e4m3 and E8M0
 
+// Steps index rows, requests and blocks with 32 bits.
+constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+
+absl::Status CheckPart(size_t layer, const char* part, bool expected, bool given) {
+  if (expected == given) return absl::OkStatus();
+  return absl::InvalidArgumentError(StrCat("layers[", layer, "]: expected weights ", expected ? "with " : "without ",
+                                           part, " as the config says, got others"));
+}
+
+// That each layer has the weights that its kind asks for. Their shapes are for the ops to check.
+absl::Status CheckWeights(const ModelConfig& config, const ModelWeights& weights) {
+  if (weights.layers.size() != config.layers.size()) {
+    return absl::InvalidArgumentError(StrCat("layers: expected weights of ", config.layers.size(),
+                                             " layers as the config says, got ", weights.layers.size()));
+  }
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const AttentionWeights& attention = weights.layers[i].attention;
+    DSV4_RETURN_IF_ERROR(
+        CheckPart(i, "a compressor", config.layers[i].compressed(), attention.compressor.has_value()));
+    DSV4_RETURN_IF_ERROR(CheckPart(i, "an indexer", config.layers[i].indexer, attention.indexer.has_value()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const ModelConfig& config, const ModelWeights& weights, const DecoderOptions& options) {
   DSV4_RETURN_IF_ERROR(ValidateModelConfig(config));
   if (options.sizes.max_context > config.max_position_embeddings) {
@@ -28,15 +53,18 @@ absl::Status CheckOptions(const ModelConfig& config, const ModelWeights& weights
   for (auto [name, value] : {std::pair<const char*, int64_t>{"max_requests", options.sizes.max_requests},
                              {"max_context", options.sizes.max_context},
                              {"max_rows_per_request", options.sizes.max_rows_per_request},
-                             {"cache_tokens", options.sizes.cache_tokens},
                              {"max_rows", options.max_rows},
                              {"max_logit_rows", options.max_logit_rows}}) {
-    if (value < 1) return absl::InvalidArgumentError(StrCat(name, ": expected at least 1, got ", value));
+    if (value >= 1 && value <= kMaxSize) continue;
+    return absl::InvalidArgumentError(StrCat(name, ": expected 1 to ", kMaxSize, ", got ", value));
   }
-  if (options.mtp && weights.mtp.empty()) {
+  if (options.sizes.cache_tokens < 1) {
+    return absl::InvalidArgumentError(StrCat("cache_tokens: expected at least 1, got ", options.sizes.cache_tokens));
+  }
+  if (options.mtp && (config.mtp_layers.empty() || weights.mtp.empty())) {
     return absl::InvalidArgumentError("mtp: asked for, but the model has no multi-token-prediction block");
   }
-  return absl::OkStatus();
+  return CheckWeights(config, weights);
 }
 
 // The largest number of compressed entries that an indexer has to score for one row.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <tuple>
 #include <utility>
 
 #include "runtime/status.h"
@@ -20,9 +22,15 @@ absl::Status CheckTokens(const char* name, const std::vector<int32_t>& tokens, i
   return absl::OkStatus();
 }
 
+// What the decoder does not check, and what must hold before sizes are multiplied.
 absl::Status CheckOptions(const EngineOptions& options) {
-  if (options.max_requests < 1) {
-    return absl::InvalidArgumentError(StrCat("max_requests: expected at least 1, got ", options.max_requests));
+  constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+  for (auto [name, value, minimum] : {std::tuple<const char*, int64_t, int64_t>{"max_requests", options.max_requests, 1},
+                                      {"max_context", options.max_context, 1},
+                                      {"max_step_rows", options.max_step_rows, 1},
+                                      {"extra_pads", options.extra_pads, 0}}) {
+    if (value >= minimum && value <= kMaxSize) continue;
+    return absl::InvalidArgumentError(StrCat(name, ": expected ", minimum, " to ", kMaxSize, ", got ", value));
   }
   if (options.max_step_rows < options.max_requests) {
     return absl::InvalidArgumentError(StrCat("max_step_rows: expected at least max_requests = ", options.max_requests,
@@ -32,8 +40,8 @@ absl::Status CheckOptions(const EngineOptions& options) {
     return absl::InvalidArgumentError(StrCat("prefill_chunk: expected 1 to max_step_rows = ", options.max_step_rows,
                                              ", got ", options.prefill_chunk));
   }
-  if (options.cache_tokens < 0 || options.extra_pads < 0) {
-    return absl::InvalidArgumentError("cache_tokens and extra_pads: expected at least 0");
+  if (options.cache_tokens < 0) {
+    return absl::InvalidArgumentError(StrCat("cache_tokens: expected at least 0, got ", options.cache_tokens));
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// The fields of a JSON object, read with their types checked: every error names the text, the field, what was expected and
-// what came.
+// The fields of a JSON object, read with their types checked: every error names the text, the field, what was expected
+// and what came.
 //
 //   DSV4_ASSIGN_OR_RETURN(JsonFields fields, JsonFields::Parse(text, "config.json"));
 //   DSV4_ASSIGN_OR_RETURN(int64_t size, fields.Integer("hidden_size"));

@@ -46,6 +46,14 @@ TEST(JsonFields, NamesTextAndPathAndShowsTheValue) {
   EXPECT_THAT(fields.String("o"), StatusIs(kInvalidArgument, "t.json: o: expected a string, got {"));
 }
 
+TEST(JsonFields, IntegersHave64Bits) {
+  for (const char* value : {"9223372036854775808", "18446744073709551615", "18446744073709551616", "1e3", "2.0"}) {
+    DSV4_ASSERT_OK_AND_ASSIGN(const JsonFields fields,
+                              JsonFields::Parse("{\"i\": " + std::string(value) + "}", "t.json"));
+    EXPECT_THAT(fields.Integer("i"), StatusIs(kInvalidArgument, "t.json: i: expected an integer of at most 64 bits"));
+  }
+}
+
 TEST(JsonFields, ObjectsOutliveTheWhole) {
   JsonFields inner;
   {

@@ -113,6 +113,17 @@ class Plan {
     return absl::OkStatus();
   }
 
+  // One scale that is no number would spread over a whole tile of weights.
+  absl::Status CheckScales(DType dtype, const FileTensor& scales) const {
+    for (int64_t i = 0; i < scales.num_elements(); ++i) {
+      const float scale = dtype == DType::kE8m0 ? ToFloat(Element<E8m0>(scales, i)) : Element<float>(scales, i);
+      if (!std::isfinite(scale)) {
+        return Error(scales.name, StrCat("expected scales that are finite numbers, got ", scale, " as element ", i));
+      }
+    }
+    return absl::OkStatus();
+  }
+
  private:
   absl::Status AddMtp(const std::string& prefix, const LayerKind& kind, MtpWeights* weights) {
     const int64_t hidden = config_.hidden_size;
@@ -378,23 +389,10 @@ class Plan {
                                      "], got [", absl::StrJoin(tensor.shape, ", "), "]"));
   }
 
- public:
   absl::Status Error(const std::string& name, std::string_view problem) const {
     return absl::InvalidArgumentError(StrCat(checkpoint_.FileOf(name), ": ", name, ": ", problem));
   }
 
-  // One scale that is no number would spread over a whole tile of weights.
-  absl::Status CheckScales(DType dtype, const FileTensor& scales) const {
-    for (int64_t i = 0; i < scales.num_elements(); ++i) {
-      const float scale = dtype == DType::kE8m0 ? ToFloat(Element<E8m0>(scales, i)) : Element<float>(scales, i);
-      if (!std::isfinite(scale)) {
-        return Error(scales.name, StrCat("expected scales that are finite numbers, got ", scale, " as element ", i));
-      }
-    }
-    return absl::OkStatus();
-  }
-
- private:
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   std::vector<Upload> uploads_;

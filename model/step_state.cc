@@ -96,10 +96,25 @@ absl::Status StepState::Upload(Stream& stream) {
 
 absl::Status StepState::SetBlockTable(Stream& stream, int64_t group, int64_t request_row,
                                       absl::Span<const int32_t> blocks) {
+  const int64_t num_groups = static_cast<int64_t>(block_tables_.size());
+  if (group < 0 || group >= num_groups) {
+    return absl::InvalidArgumentError(
+        StrCat("block table: expected a group of 0 to ", num_groups - 1, ", got ", group));
+  }
   const TensorView& table = block_tables_[group];
+  if (request_row < 0 || request_row >= table.extents[0]) {
+    return absl::InvalidArgumentError(
+        StrCat("block table: expected a request row of 0 to ", table.extents[0] - 1, ", got ", request_row));
+  }
   if (static_cast<int64_t>(blocks.size()) > table.extents[1]) {
-    return absl::InvalidArgumentError(StrCat("block table: expected at most ", table.extents[1],
-                                                   " blocks, got ", blocks.size()));
+    return absl::InvalidArgumentError(
+        StrCat("block table: expected at most ", table.extents[1], " blocks, got ", blocks.size()));
+  }
+  const int64_t num_blocks = plan_.Groups()[group].num_blocks;
+  for (int32_t block : blocks) {
+    if (block >= 0 && block < num_blocks) continue;
+    return absl::InvalidArgumentError(
+        StrCat("block table: expected blocks of 0 to ", num_blocks - 1, ", got ", block));
   }
   std::vector<int32_t>& row = table_staging_[group * table.extents[0] + request_row];
   row.assign(table.extents[1], 0);

@@ -76,7 +76,8 @@ class StepState {
   absl::Status Upload(Stream& stream);
 
   // Sets the blocks of a request's row in group `group` of CachePlan::Groups(); the rest of the row becomes block 0,
-  // which is a valid index that no live row uses.
+  // which is a valid index that no live row uses. InvalidArgument, and nothing set, if there is no such group, request row
+  // or block, or if there are more blocks than the table is wide.
   absl::Status SetBlockTable(Stream& stream, int64_t group, int64_t request_row, absl::Span<const int32_t> blocks);
 
   absl::Status RecordMetadata(Stream& stream, int64_t rows);

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +20,16 @@ namespace dsv4 {
 
 // A device and a model on it.
 struct LoadedModel {
+  LoadedModel() = default;
+  LoadedModel(LoadedModel&&) = default;
+  // What this held goes in the right order, the device last.
+  LoadedModel& operator=(LoadedModel&& other) {
+    std::swap(device, other.device);
+    std::swap(config, other.config);
+    std::swap(weights, other.weights);
+    return *this;
+  }
+
   std::unique_ptr<Device> device;
   ModelConfig config;
   ModelWeights weights;

@@ -26,6 +26,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/block_scale.h"
+#include "runtime/data_files.h"
 #include "runtime/device.h"
 #include "runtime/dtype.h"
 #include "runtime/paged_rows.h"
@@ -34,7 +35,6 @@
 #include "runtime/str_cat.h"
 #include "runtime/testing.h"
 #include "tests/ops_golden_case.h"
-#include "tests/test_data.h"
 
 ABSL_FLAG(std::string, file, "", "check this golden file, and run no other test");
 ABSL_FLAG(std::string, device, "cpu", "where the ops run: cpu or cuda");
@@ -42,7 +42,7 @@ ABSL_FLAG(std::string, device, "cpu", "where the ops run: cpu or cuda");
 namespace dsv4 {
 namespace {
 
-constexpr char kDataFile[] = "ops_golden.safetensors";
+constexpr char kDataFile[] = "tests/data/ops_golden.safetensors";
 
 absl::StatusOr<std::unique_ptr<Device>> CreateChosenDevice() {
   const std::string name = absl::GetFlag(FLAGS_device);
@@ -83,7 +83,7 @@ class OpsGolden : public testing::Test {
  protected:
   void SetUp() override {
     DSV4_ASSERT_OK_AND_ASSIGN(device_, CreateChosenDevice());
-    DSV4_ASSERT_OK_AND_ASSIGN(const std::string path, FindTestData(kDataFile));
+    DSV4_ASSERT_OK_AND_ASSIGN(const std::string path, FindDataFile(kDataFile));
     DSV4_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
     DSV4_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, FindOpsGoldenCases(file));
     for (const std::string& name : names) {
@@ -287,7 +287,7 @@ TEST_F(OpsGolden, AnEventWithoutADestinationThatIsStoredFails) {
 class OpsGoldenFile : public testing::Test {
  protected:
   void SetUp() override {
-    DSV4_ASSERT_OK_AND_ASSIGN(const std::string path, FindTestData(kDataFile));
+    DSV4_ASSERT_OK_AND_ASSIGN(const std::string path, FindDataFile(kDataFile));
     DSV4_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
     for (const auto& [name, tensor] : file.tensors()) {
       if (name.rfind("c4_h128_fp8.", 0) == 0) tensors_.push_back(tensor);

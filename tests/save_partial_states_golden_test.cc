@@ -7,11 +7,11 @@
 #include "gtest/gtest.h"
 #include "ops/save_partial_states/compile_key.h"
 #include "ops/save_partial_states/save_partial_states.h"
+#include "runtime/data_files.h"
 #include "runtime/device_testing.h"
 #include "runtime/safetensors.h"
 #include "runtime/testing.h"
 #include "tests/ops_golden_case.h"
-#include "tests/test_data.h"
 
 namespace dsv4 {
 namespace {
@@ -25,7 +25,7 @@ std::vector<uint32_t> Bits(const std::vector<float>& floats) {
 }
 
 TEST_F(SaveGolden, WritesTheBitsOfVllmsKernelAndNoOthers) {
-  DSV4_ASSERT_OK_AND_ASSIGN(const std::string path, FindTestData("ops_golden.safetensors"));
+  DSV4_ASSERT_OK_AND_ASSIGN(const std::string path, FindDataFile("tests/data/ops_golden.safetensors"));
   DSV4_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
   DSV4_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, FindOpsGoldenCases(file));
   ASSERT_EQ(names.size(), 3u);

@@ -2,8 +2,8 @@
 //
 // Contract
 //   out[i][c] = table[token_ids[i]] for every copy c, converted to out's type.
-//   A row with a token < 0 is neither read nor written. A token >= V is a fault of the caller (tokens are checked on the
-//   host).
+//   A row with a token < 0 is neither read nor written. A token >= V is a fault of the caller (tokens are checked on
+//   the host).
 //   Reads before the wait: the table (not its rows: those depend on the tokens).
 // Source: specification, section 10.1.
 #ifndef DSV4_OPS_EMBED_H_

@@ -1,8 +1,10 @@
 // Scores every visible entry of a row's request: score(j) = sum_h weights[h] * max(q_h . k_j, 0).
 //
 // Contract
-//   For each row i and 0 <= j < counts[i], logits[i][j] is written; columns at or past the count are not. fp32 throughout.
-//   Key j of the request is at slot block_table[request][(j / rows_per_page) % blocks] * rows_per_page + j % rows_per_page.
+//   For each row i and 0 <= j < counts[i], logits[i][j] is written; columns at or past the count are not. fp32
+//   throughout.
+//   Key j of the request is at slot
+//   block_table[request][(j / rows_per_page) % blocks] * rows_per_page + j % rows_per_page.
 //   A row with a count of 0 (every pad) reads no key and writes nothing.
 //   Reads before the wait: nothing.
 // Source: specification, sections 6.1, 6.3, 6.4, and 11 item 13.

@@ -1,5 +1,5 @@
-// The CPU backend's matrix product and dot product, shared by the ops that multiply by a weight matrix (linear, mhc, moe,
-// lm_head) or sum over a row.
+// The CPU backend's matrix product and dot product, shared by the ops that multiply by a weight matrix (linear, mhc,
+// moe, lm_head) or sum over a row.
 #ifndef DSV4_OPS_LINEAR_MATRIX_PRODUCT_CPU_H_
 #define DSV4_OPS_LINEAR_MATRIX_PRODUCT_CPU_H_
 

@@ -1,8 +1,8 @@
 // The output head: logits = W x in fp32, for the gathered (already normed) rows that want them.
 //
 // Contract
-//   logits[l] = W x[l] for every l with rows[l] >= 0; other rows of logits are not written. The weights and x are used as
-//   fp32; nothing is quantised.
+//   logits[l] = W x[l] for every l with rows[l] >= 0; other rows of logits are not written. The weights and x are
+//   used as fp32; nothing is quantised.
 //   Reads before the wait: the weight.
 // Source: specification, section 10.3.
 #ifndef DSV4_OPS_LM_HEAD_H_

@@ -60,32 +60,32 @@ std::vector<double> Mixes(const float* v, const Weights& weights) {
 }
 
 // The specification, section 10.1, for one row.
-Mixing ExpectedMixing(const float* v, int64_t streams, const Weights& weights, int64_t iterations) {
+Mixing ExpectedMixing(const float* v, int64_t streams, const Weights& weights, int64_t iterations, double hc_eps) {
   const size_t n = static_cast<size_t>(streams);
   const std::vector<double> m = Mixes(v, weights);
   const float* scale = weights.scale.data<float>();
   const float* base = weights.base.data<float>();
   Mixing mixing;
   for (size_t a = 0; a < n; ++a) {
-    mixing.in.push_back(static_cast<float>(Sigmoid(m[a] * scale[0] + base[a]) + kHcEps));
+    mixing.in.push_back(static_cast<float>(Sigmoid(m[a] * scale[0] + base[a]) + hc_eps));
     mixing.post.push_back(static_cast<float>(2 * Sigmoid(m[n + a] * scale[1] + base[n + a])));
   }
   std::vector<std::vector<double>> c(n, std::vector<double>(n));
   for (size_t a = 0; a < n; ++a) {
     double sum = 0;
     for (size_t b = 0; b < n; ++b) sum += c[a][b] = std::exp(m[2 * n + a * n + b] * scale[2] + base[2 * n + a * n + b]);
-    for (size_t b = 0; b < n; ++b) c[a][b] = c[a][b] / sum + kHcEps;
+    for (size_t b = 0; b < n; ++b) c[a][b] = c[a][b] / sum + hc_eps;
   }
   const auto normalize_columns = [&] {
     for (size_t b = 0; b < n; ++b) {
-      double sum = kHcEps;
+      double sum = hc_eps;
       for (size_t a = 0; a < n; ++a) sum += c[a][b];
       for (size_t a = 0; a < n; ++a) c[a][b] /= sum;
     }
   };
   const auto normalize_rows = [&] {
     for (size_t a = 0; a < n; ++a) {
-      double sum = kHcEps;
+      double sum = hc_eps;
       for (size_t b = 0; b < n; ++b) sum += c[a][b];
       for (size_t b = 0; b < n; ++b) c[a][b] /= sum;
     }
@@ -109,10 +109,13 @@ constexpr Size kSizes[] = {{1, 4, 256}, {2, 2, 33}, {3, 4, 7}, {31, 4, 32}, {32,
 TEST_F(MhcTest, PreMixesTheStreamsAndGivesTheSublayersCoefficients) {
   for (const Size size : kSizes) {
     for (const int64_t iterations : {1, 2, 20}) {
-      for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      // A large hc_eps shows everywhere that it is added; the published one is next to nothing.
+      for (const float hc_eps : {kHcEps, 0.05f}) {
+        const DType dtype = hc_eps == kHcEps ? DType::kF32 : DType::kBf16;
         const int64_t flat = size.streams * size.channels;
         const Weights weights(2 * size.streams + size.streams * size.streams, 3, flat);
-        const TestTensor x(dtype, {size.rows, size.streams, size.channels}, RandomFloats(size.rows * flat, 1, 2.0f));
+        const TestTensor x(dtype, {size.rows, size.streams, size.channels},
+                           RandomFloats(size.rows * flat, 1, hc_eps == kHcEps ? 2.0f : 1e-3f));
         const TestTensor out(DType::kF32, {size.rows, size.channels});
         const TestTensor post(DType::kF32, {size.rows, size.streams});
         const TestTensor comb(DType::kF32, {size.rows, size.streams, size.streams});
@@ -121,7 +124,7 @@ TEST_F(MhcTest, PreMixesTheStreamsAndGivesTheSublayersCoefficients) {
                                                             .scale = weights.scale.weight(),
                                                             .base = weights.base.weight(),
                                                             .rms_eps = kRmsEps,
-                                                            .hc_eps = kHcEps,
+                                                            .hc_eps = hc_eps,
                                                             .sinkhorn_iters = iterations,
                                                             .out = out.view(),
                                                             .post = post.view(),
@@ -130,7 +133,7 @@ TEST_F(MhcTest, PreMixesTheStreamsAndGivesTheSublayersCoefficients) {
         const std::vector<float> values = x.ToFloats();
         for (int64_t i = 0; i < size.rows; ++i) {
           const float* v = values.data() + i * flat;
-          const Mixing mixing = ExpectedMixing(v, size.streams, weights, iterations);
+          const Mixing mixing = ExpectedMixing(v, size.streams, weights, iterations, hc_eps);
           expected_post.insert(expected_post.end(), mixing.post.begin(), mixing.post.end());
           expected_comb.insert(expected_comb.end(), mixing.comb.begin(), mixing.comb.end());
           for (int64_t k = 0; k < size.channels; ++k) {

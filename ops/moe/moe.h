@@ -3,9 +3,10 @@
 //
 // Contract
 //   s = sqrt(softplus(gate x)) in fp32. Experts of a row: expert_table[token], or the top k of s + bias (of equal sums
-//   the lower index). weight_e = s_e / sum of the chosen s * routed_scaling_factor; the bias only selects.
-//   expert: g = min(w1 x, limit), u = clamp(w3 x, -limit, limit), h = silu(g) * u * weight_e, y_e = w2 h. The shared expert has
-//   weight 1. out = sum of y_e in the order of choice (fp32), plus the shared expert's, rounded once.
+//   the lower index; a NaN ranks as -inf, so that every row gets k different experts). weight_e = s_e / sum of the
+//   chosen s * routed_scaling_factor; the bias only selects.
+//   expert: g = min(w1 x, limit), u = clamp(w3 x, -limit, limit), h = silu(g) * u * weight_e, y_e = w2 h. The shared
+//   expert has weight 1. out = sum of y_e in the order of choice (fp32), plus the shared expert's, rounded once.
 //   With bf16 x: w1 x, w3 x, w2 h and h are each rounded to bf16. quantize_activations: the inputs of w1, w3 and w2 are
 //   quantised as in `linear` (the gate's is not).
 //   expert_ids lists the choice: by table in the table's order, by score in descending order of s + bias.
@@ -39,7 +40,7 @@ struct Params {
   ExpertWeights experts;    // stacks: [E, I, D], [E, I, D], [E, D, I]
   ExpertWeights shared;
   float routed_scaling_factor = 1.0f;
-  float swiglu_limit = 0.0f;
+  float swiglu_limit = 0.0f;  // > 0; infinity does not limit
   bool quantize_activations = false;
   TensorView expert_ids;      // out, i32 [N, k]
   TensorView expert_weights;  // out, f32 [N, k]

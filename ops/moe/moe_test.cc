@@ -298,6 +298,13 @@ TEST_F(MoeTest, PrefersTheLowerExpertAmongEquals) {
   EXPECT_THAT(layer.expert_weights.ToFloats(), Each(0.625f));
 }
 
+TEST_F(MoeTest, RanksANanLast) {
+  Layer layer({.rows = 1, .channels = 2, .experts = 4, .chosen = 4});
+  SetFloats(layer.bias.view(), {kNan, 0, kNan, 5});
+  DSV4_ASSERT_OK(moe::Record(stream(), layer.Params()));
+  EXPECT_THAT(layer.expert_ids.ToInts(), ElementsAre(3, 1, 0, 2));
+}
+
 TEST_F(MoeTest, ScoresLargeGateValues) {
   Layer layer({.rows = 1, .channels = 2, .experts = 3, .chosen = 3});
   const TestTensor gate(DType::kF32, {3, 2}, {1000, 0, -20, 0, 16, 0});
@@ -341,7 +348,10 @@ TEST_F(MoeTest, GivesARowTheSameBitsInAnyCompany) {
       EXPECT_TRUE(BitwiseEqual(again.out.view().Rows(i, 1), all.out.view().Rows(i, 1))) << i;
       EXPECT_TRUE(BitwiseEqual(again.expert_ids.view().Rows(i, 1), all.expert_ids.view().Rows(i, 1))) << i;
     }
-    for (const int64_t id : again.expert_ids.ToInts()) EXPECT_THAT(id, testing::AllOf(testing::Ge(0), testing::Lt(4)));
+    // A pad's experts are two that exist.
+    const std::vector<int64_t> ids = again.expert_ids.ToInts();
+    EXPECT_THAT(ids, Each(testing::AllOf(testing::Ge(0), testing::Lt(4))));
+    for (size_t i = 0; i < ids.size(); i += 2) EXPECT_NE(ids[i], ids[i + 1]);
     for (const int64_t row : {0, 1, 16, 32}) {
       const Layer alone(all.config);
       moe::Params params = alone.Params();

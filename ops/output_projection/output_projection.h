@@ -1,7 +1,8 @@
 // From attention's output to the layer's: inverse rotary embedding, then the grouped low-rank product wo_a, then wo_b.
 //
 // Contract
-//   rotated = o with the last dr channels of each head rotated back by the row's position (fp32, rounded to rotated's type).
+//   rotated = o with the last dr channels of each head rotated back by the row's position (fp32, rounded to rotated's
+//   type).
 //   low_rank = wo_a in G groups over rotated viewed as [N, G, (H/G) * d], rounded to its type; wo_a's input is never
 //   quantised. out = wo_b low_rank; with quantize_activations its input is quantised as in `linear`.
 //   Every row is processed, pads too.

@@ -8,8 +8,7 @@ namespace dsv4::save_partial_states {
 namespace {
 
 constexpr int64_t kWidestVector = 4;
-constexpr int64_t kBlocksWanted = 132;  // the multiprocessors of an H200; any number gives the same result
-constexpr int64_t kMostPasses = 4;
+constexpr int64_t kTokensForTwoPasses = 2048;  // any number gives the same result
 
 // Whether rows that start at `view`'s first element, a multiple of `stride` apart, can be accessed in vectors.
 bool Allows(const TensorView& view, int64_t vector_width, int64_t stride) {
@@ -53,8 +52,7 @@ int FindSpecialised(const CompileKey& key) {
 }
 
 int64_t TokensPerBlock(int64_t tokens, int64_t tokens_abreast) {
-  const int64_t passes = (tokens + kBlocksWanted * tokens_abreast - 1) / (kBlocksWanted * tokens_abreast);
-  return tokens_abreast * std::clamp<int64_t>(passes, 1, kMostPasses);
+  return tokens_abreast == 1 && tokens >= kTokensForTwoPasses ? 2 : tokens_abreast;
 }
 
 std::vector<CompileKey> WarmupKeys(int64_t head_dim, int64_t compress_ratio) {

@@ -55,6 +55,16 @@ absl::StatusOr<std::vector<SaveBuffers::Set>> SaveBuffers::LayOut(const CompileK
   };
   // Twice as many rows as tokens: the rest belongs to requests that are not in the step.
   const int64_t blocks = (2 * tokens + key.block_size - 1) / key.block_size;
+  // The layers of a step share their slots and positions.
+  const TensorView shared_positions = add(DType::kI64, {tokens});
+  const TensorView shared_slots = add(DType::kI64, {tokens});
+  std::vector<int64_t> slots(blocks * key.block_size), positions(tokens);
+  std::iota(slots.begin(), slots.end(), int64_t{0});
+  std::shuffle(slots.begin(), slots.end(), random);
+  for (int64_t& position : positions) position = static_cast<int64_t>(random() % 65536);
+  DSV4_RETURN_IF_ERROR(stream->CopyToDevice(shared_slots.data, slots.data(), shared_slots.num_bytes()));
+  DSV4_RETURN_IF_ERROR(stream->CopyToDevice(shared_positions.data, positions.data(), shared_positions.num_bytes()));
+  DSV4_RETURN_IF_ERROR(stream->Synchronize());
   std::vector<Set> sets(copies);
   for (Set& set : sets) {
     Params& params = set.params;
@@ -62,21 +72,14 @@ absl::StatusOr<std::vector<SaveBuffers::Set>> SaveBuffers::LayOut(const CompileK
     params.kv = projection.Columns(0, key.head_size);
     params.score = projection.Columns(key.head_size, key.head_size);
     params.ape = WeightView(add(DType::kF32, {key.compress_ratio, key.head_size}));
-    params.positions = add(DType::kI64, {tokens});
-    params.slots = add(DType::kI64, {tokens});
+    params.positions = shared_positions;
+    params.slots = shared_slots;
     params.state_cache = add(key.cache_dtype, {blocks, key.block_size, 2 * key.state_width});
     if (used > pool_.num_bytes()) {
       return absl::ResourceExhaustedError(StrCat("a pool of ", pool_.num_bytes(), " bytes is too small"));
     }
     set.bytes = projection.num_bytes() + tokens * RowBytes(key) + params.positions.num_bytes() +
                 params.slots.num_bytes() + std::min(tokens, key.compress_ratio) * key.head_size * 4;
-    std::vector<int64_t> slots(blocks * key.block_size), positions(tokens);
-    std::iota(slots.begin(), slots.end(), int64_t{0});
-    std::shuffle(slots.begin(), slots.end(), random);
-    for (int64_t& position : positions) position = static_cast<int64_t>(random() % 65536);
-    DSV4_RETURN_IF_ERROR(stream->CopyToDevice(params.slots.data, slots.data(), params.slots.num_bytes()));
-    DSV4_RETURN_IF_ERROR(stream->CopyToDevice(params.positions.data, positions.data(), params.positions.num_bytes()));
-    DSV4_RETURN_IF_ERROR(stream->Synchronize());
   }
   return sets;
 }

@@ -21,7 +21,8 @@ class SaveBuffers {
     Params params;
     int64_t bytes = 0;  // that one step has to move: inputs and ape read, rows written
   };
-  // `copies` steps of a published layer, of `tokens` tokens of different requests each, at random slots and positions.
+  // The same step in `copies` layers of a published kind, each with its own projection, ape and state cache; `tokens` tokens of
+  // different requests, at random slots and positions, which the layers share as those of a model do.
   // ResourceExhausted if the pool is too small.
   absl::StatusOr<std::vector<Set>> LayOut(const CompileKey& key, int64_t tokens, int copies);
 

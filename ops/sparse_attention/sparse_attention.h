@@ -2,8 +2,8 @@
 // sink. A cached row is key and value at once, so the output's rotary channels still need the inverse rotation.
 //
 // Contract
-//   A = valid slots of window_slots[i], then of entry_slots[i]. A slot is invalid if negative, wherever it stands, or if it
-//   is at or past the list's length (where lengths are given). Invalid rows are not read.
+//   A = valid slots of window_slots[i], then of entry_slots[i]. A slot is invalid if negative, wherever it stands, or
+//   if it is at or past the list's length (where lengths are given). Invalid rows are not read.
 //   s = scale * (q_h . k); m = max s; lse = m + ln sum exp(s - m), the sink not included;
 //   out = sum exp(s - m) k / (sum exp(s - m) + exp(sink_h - m)).
 //   The sink carries no value and takes no part in the maximum; -inf disables it, +inf gives 0.

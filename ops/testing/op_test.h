@@ -75,8 +75,8 @@ class TestWeight {
 // A table [positions, channels] of cosines, then sines, of random angles.
 TestTensor RandomRotations(int64_t positions, int64_t channels, uint64_t seed);
 
-// Values of the formats' codes, and the nearest value of a format (ties to the even code; saturating), from the formats'
-// definitions.
+// Values of the formats' codes, and the nearest value of a format (ties to the even code; saturating), from the
+// formats' definitions.
 double E4m3Value(uint8_t code);
 double E2m1Value(uint8_t code);
 uint8_t NearestE4m3(double x);

@@ -1,10 +1,11 @@
 // Selects the K best-scored visible entries of each row, and translates them to cache slots.
 //
 // Contract
-//   Of columns 0 <= j < counts[i] of row i: the K largest logits, all of them if there are at most K; of equal logits the
-//   lower index first (-0 equals +0); a NaN is never chosen. indices[i] lists the chosen j in ascending order, then -1.
-//   slots[i] lists block_table[request][(j / rows_per_block) % blocks] * rows_per_block + j % rows_per_block for the same
-//   entries, then -1.
+//   Of columns 0 <= j < counts[i] of row i: the K largest logits, all of them if there are at most K; of equal logits
+//   the lower index first (-0 equals +0); a NaN is never chosen. indices[i] lists the chosen j in ascending order,
+//   then -1.
+//   slots[i] lists block_table[request][(j / rows_per_block) % blocks] * rows_per_block + j % rows_per_block for the
+//   same entries, then -1.
 //   A row with a count of 0 (every pad) gets -1 throughout.
 //   Reads before the wait: nothing.
 // Source: specification, section 6.5; design, contract 4.
