@@ -13,17 +13,27 @@
 
 namespace dsv4 {
 
-// kBytes: 4, 8 or 16; both addresses are multiples of it. `valid` bytes, from 0 to kBytes, are read.
-template <int kBytes>
+// What is copied. A weight is read in order, so what follows in memory is brought into L2 with it (256 bytes); that
+// hint is also what tells these copies, which may precede the wait, from others in the machine code
+// (tests/check_sass.py).
+enum class AsyncSource { kTensor, kWeight };
+
+// kBytes: 4 or 16; both addresses are multiples of it. `valid` bytes, from 0 to kBytes, are read.
+template <int kBytes, AsyncSource kSource = AsyncSource::kTensor>
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global, int valid) {
-  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  static_assert(kBytes == 4 || kBytes == 16);
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    // Past the first-level cache: what is copied is read once.
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(global), "n"(kBytes), "r"(valid)
+  // 16 bytes go past the first-level cache: what is copied is read once.
+  if constexpr (kBytes == 16 && kSource == AsyncSource::kWeight) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid)
                  : "memory");
+  } else if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid) : "memory");
+  } else if constexpr (kSource == AsyncSource::kWeight) {
+    asm volatile("cp.async.ca.shared.global.L2::256B [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid) : "memory");
   }
 }
 

@@ -102,8 +102,7 @@ absl::Status Choose(cublasLtHandle_t handle, const Key& key, cublasLtMatmulPrefe
           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)));
   DSV4_RETURN_IF_CUBLAS_ERROR(
       set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(key.weight_alignment)));
-  DSV4_RETURN_IF_CUBLAS_ERROR(
-      set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(key.x_alignment)));
+  DSV4_RETURN_IF_CUBLAS_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(key.x_alignment)));
   DSV4_RETURN_IF_CUBLAS_ERROR(
       set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(key.out_alignment)));
   DSV4_RETURN_IF_CUBLAS_ERROR(
@@ -154,9 +153,9 @@ class Plans {
       cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
       DSV4_RETURN_IF_CUDA_ERROR("cublaslt", cudaStreamIsCapturing(cuda_stream, &capture));
       if (capture != cudaStreamCaptureStatusNone) {
-        return absl::FailedPreconditionError(
-            StrCat("cublaslt: the product of ", product.x.ToString(), " and ", product.weight.ToString(),
-                   " has no algorithm yet and cannot choose one while the stream is being captured; run it once before"));
+        return absl::FailedPreconditionError(StrCat(
+            "cublaslt: the product of ", product.x.ToString(), " and ", product.weight.ToString(),
+            " has no algorithm yet and cannot choose one while the stream is being captured; run it once before"));
       }
       if (handle_ == nullptr) DSV4_RETURN_IF_CUBLAS_ERROR(cublasLtCreate(&handle_));
       Plan made;
@@ -170,9 +169,9 @@ class Plans {
     const float one = 1.0f;
     const float zero = 0.0f;
     const Plan& p = plan->second;
-    DSV4_RETURN_IF_CUBLAS_ERROR(cublasLtMatmul(handle_, p.product, &one, product.weight.data(), p.weight, product.x.data,
-                                               p.x, &zero, product.out.data, p.out, product.out.data, p.out,
-                                               &p.algorithm, workspace, kCudaWorkspaceBytes, cuda_stream));
+    DSV4_RETURN_IF_CUBLAS_ERROR(cublasLtMatmul(handle_, p.product, &one, product.weight.data(), p.weight,
+                                               product.x.data, p.x, &zero, product.out.data, p.out, product.out.data,
+                                               p.out, &p.algorithm, workspace, kCudaWorkspaceBytes, cuda_stream));
     return absl::OkStatus();
   }
 

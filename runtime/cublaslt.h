@@ -3,8 +3,8 @@
 //   DSV4_RETURN_IF_ERROR(RecordCublasLtProduct(stream, {.x = x, .weight = weight, .out = out}));
 //
 // Choosing an algorithm and allocating the stream's workspace happen at the first call with given sizes; that call must
-// be outside a capture (run the step once before capturing it, which loads cublasLt's kernels too), and later ones may be
-// inside. The choice depends on shapes, strides, alignments and the device, and is kept for the life of the process.
+// be outside a capture (run the step once before capturing it, which loads cublasLt's kernels too), and later ones may
+// be inside. The choice depends on shapes, strides, alignments and the device, and is kept for the life of the process.
 // Algorithms that add into the output in an undetermined order are ruled out.
 //
 // CUDA only.

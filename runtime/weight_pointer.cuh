@@ -36,7 +36,7 @@ class WeightPointer {
   // Elements from `index` on into shared memory, `valid` bytes of kBytes (async_copy.cuh).
   template <int kBytes>
   __device__ __forceinline__ void CopyAsync(void* shared, int64_t index, int valid) const {
-    dsv4::CopyAsync<kBytes>(shared, data_ + index, valid);
+    dsv4::CopyAsync<kBytes, AsyncSource::kWeight>(shared, data_ + index, valid);
   }
 
  private:

@@ -34,8 +34,8 @@ struct ProductProblem {
   int64_t block_rows = 1;  // of the weight's scales
   int64_t block_cols = 1;
   bool quantize_activations = false;
-  bool aligned_weight = false;  // rows start on 16 bytes, those of e2m1x2's scales on 4
-  bool by_expert = false;       // a stack, whose matrices and rows are chosen on the device
+  bool aligned_weight = false;   // rows start on 16 bytes, those of e2m1x2's scales on 4
+  bool by_expert = false;        // a stack, whose matrices and rows are chosen on the device
   bool library_allowed = false;  // plain row-major operands that cublasLt can take
 };
 
@@ -53,9 +53,9 @@ ProductKernel ChooseKernel(const ProductProblem& problem);
 // Of the tensor core kernel: a block works on `channel_tiles` * 16 output channels and up to rows_per_block rows; its
 // eight warps have a slice of the input each, and a ring of `stages` blocks of it in shared memory.
 struct ProductTiles {
-  int channel_tiles = 1;    // 1, 2 or 4
-  int rows_per_block = 8;   // 8 or 32
-  int x_rows = 8;           // rows that a stage has room for
+  int channel_tiles = 1;   // 1, 2 or 4
+  int rows_per_block = 8;  // 8 or 32
+  int x_rows = 8;          // rows that a stage has room for
   int stages = 1;
   int64_t shared_bytes = 0;
 

@@ -28,27 +28,14 @@ ProductProblem Published(DType weight, int64_t rows, int64_t outputs, int64_t in
 // The products of both published models: attention's, the compressors', the experts' and the head's.
 std::vector<ProductProblem> PublishedProblems(int64_t rows) {
   std::vector<ProductProblem> problems;
-  for (const auto& [weight, outputs, inputs, groups] :
-       std::vector<std::tuple<DType, int64_t, int64_t, int64_t>>{{DType::kE4m3, 1024, 4096, 1},
-                                                                 {DType::kE4m3, 512, 4096, 1},
-                                                                 {DType::kE4m3, 32768, 1024, 1},
-                                                                 {DType::kE4m3, 1024, 4096, 8},
-                                                                 {DType::kE4m3, 4096, 8192, 1},
-                                                                 {DType::kE4m3, 8192, 1024, 1},
-                                                                 {DType::kE4m3, 1536, 7168, 1},
-                                                                 {DType::kE4m3, 65536, 1536, 1},
-                                                                 {DType::kE4m3, 1024, 4096, 16},
-                                                                 {DType::kE4m3, 7168, 16384, 1},
-                                                                 {DType::kE4m3, 3072, 7168, 1},
-                                                                 {DType::kBf16, 2048, 4096, 1},
-                                                                 {DType::kBf16, 1024, 4096, 1},
-                                                                 {DType::kBf16, 512, 4096, 1},
-                                                                 {DType::kBf16, 64, 4096, 1},
-                                                                 {DType::kBf16, 384, 7168, 1},
-                                                                 {DType::kBf16, 129280, 7168, 1},
-                                                                 {DType::kE2m1x2, 2048, 4096, 1},
-                                                                 {DType::kE2m1x2, 4096, 2048, 1},
-                                                                 {DType::kE2m1x2, 7168, 3072, 1}}) {
+  for (const auto& [weight, outputs, inputs, groups] : std::vector<std::tuple<DType, int64_t, int64_t, int64_t>>{
+           {DType::kE4m3, 1024, 4096, 1},   {DType::kE4m3, 512, 4096, 1},    {DType::kE4m3, 32768, 1024, 1},
+           {DType::kE4m3, 1024, 4096, 8},   {DType::kE4m3, 4096, 8192, 1},   {DType::kE4m3, 8192, 1024, 1},
+           {DType::kE4m3, 1536, 7168, 1},   {DType::kE4m3, 65536, 1536, 1},  {DType::kE4m3, 1024, 4096, 16},
+           {DType::kE4m3, 7168, 16384, 1},  {DType::kE4m3, 3072, 7168, 1},   {DType::kBf16, 2048, 4096, 1},
+           {DType::kBf16, 1024, 4096, 1},   {DType::kBf16, 512, 4096, 1},    {DType::kBf16, 64, 4096, 1},
+           {DType::kBf16, 384, 7168, 1},    {DType::kBf16, 129280, 7168, 1}, {DType::kE2m1x2, 2048, 4096, 1},
+           {DType::kE2m1x2, 4096, 2048, 1}, {DType::kE2m1x2, 7168, 3072, 1}}) {
     problems.push_back(Published(weight, rows, outputs, inputs, groups));
   }
   return problems;
@@ -123,13 +110,13 @@ TEST(ChooseTiles, FitsSharedMemoryAndFillsTheMachine) {
       EXPECT_EQ(tiles.x_rows, std::min<int64_t>(rows, tiles.rows_per_block));
       EXPECT_GE(tiles.stages, 1);
       EXPECT_LE(tiles.stages, 6);
-      const int64_t ring = kProductSlices * tiles.stages *
-                           ProductStageBytes(problem.weight_dtype, tiles.channel_tiles, tiles.x_rows);
+      const int64_t ring =
+          kProductSlices * tiles.stages * ProductStageBytes(problem.weight_dtype, tiles.channel_tiles, tiles.x_rows);
       EXPECT_GE(tiles.shared_bytes, ring);
       // Two blocks of few rows share a multiprocessor's 227 KiB, less one each.
       EXPECT_LE(tiles.shared_bytes, (rows <= 8 ? 112 : 224) * 1024);
       const int64_t blocks = problem.groups * problem.outputs / (kChannelsPerTile * tiles.channel_tiles);
-      if (tiles.channel_tiles > 1) EXPECT_GE(blocks, 128);
+      EXPECT_TRUE(tiles.channel_tiles == 1 || blocks >= 128) << blocks << " blocks";
     }
   }
 }

@@ -8,8 +8,7 @@ namespace dsv4::linear {
 
 absl::Status RecordCuda(Stream& stream, const Params& params) {
   const CublasLtProduct library = {.x = params.x, .weight = params.weight.values, .out = params.out};
-  ProductProblem problem =
-      MakeProductProblem(params.x, params.weight, params.groups, params.quantize_activations);
+  ProductProblem problem = MakeProductProblem(params.x, params.weight, params.groups, params.quantize_activations);
   problem.library_allowed = CublasLtFits(library);
   if (ChooseKernel(problem) == ProductKernel::kCublasLt) return RecordCublasLtProduct(stream, library);
   return RecordMatrixProductCuda(stream, {.x = params.x,

@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Both backends: sums of up to 600 products of random signs, in a few fp32 chains: each addition errs by at most 2^-24 of a partial
+// Sums of up to 600 products of random signs, in a few fp32 chains: each addition errs by at most 2^-24 of a partial
 // sum, which is at most about the size of the result; the errors add up like a random walk: sqrt(600) * 2^-24 = 1.5e-6.
 constexpr double kF32Tolerance = 2e-6;
 
@@ -55,8 +55,8 @@ TEST_F(LinearTest, MultipliesByWeightsOfEveryType) {
         const TestTensor x(x_dtype, {size.rows, size.in}, RandomFloats(size.rows * size.in, 7));
         TestTensor out(DType::kF32, {size.rows, size.out});
         DSV4_ASSERT_OK(linear::Record(stream(), {.x = x.view(), .weight = weight.view(), .out = out.view()}));
-        EXPECT_TRUE(
-            IsClose(out.ToFloats(), ReferenceProduct(Doubles(x.ToFloats()), size.rows, weight, 1), size.out, kF32Tolerance));
+        EXPECT_TRUE(IsClose(out.ToFloats(), ReferenceProduct(Doubles(x.ToFloats()), size.rows, weight, 1), size.out,
+                            kF32Tolerance));
         out.CheckGuards();
       }
     }
@@ -99,7 +99,8 @@ TEST_F(LinearTest, QuantizesActivationsPerBlockOfAGroupsInput) {
     DSV4_ASSERT_OK(linear::Record(
         stream(),
         {.x = x.view(), .weight = weight.view(), .groups = 2, .quantize_activations = true, .out = out.view()}));
-    EXPECT_TRUE(IsClose(out.ToFloats(), ReferenceProduct(QuantizedInputs(x.ToFloats(), 200), 3, weight, 2), 30, kF32Tolerance));
+    EXPECT_TRUE(
+        IsClose(out.ToFloats(), ReferenceProduct(QuantizedInputs(x.ToFloats(), 200), 3, weight, 2), 30, kF32Tolerance));
   }
 }
 

@@ -1,10 +1,9 @@
-#include "ops/linear/matrix_product_cuda.h"
-
 #include <cstdint>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "ops/linear/choose_kernel.h"
+#include "ops/linear/matrix_product_cuda.h"
 #include "ops/linear/product_kernel.cuh"
 
 namespace dsv4 {
@@ -14,9 +13,7 @@ namespace {
 int64_t RowBytes(const WeightView& view) {
   return view.empty() ? 0 : view.stride(view.rank() - 2) * DTypeBytes(view.dtype());
 }
-int64_t MatrixBytes(const WeightView& view) {
-  return view.rank() == 3 ? view.stride(0) * DTypeBytes(view.dtype()) : 0;
-}
+int64_t MatrixBytes(const WeightView& view) { return view.rank() == 3 ? view.stride(0) * DTypeBytes(view.dtype()) : 0; }
 
 bool IsMultiple(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
@@ -43,10 +40,11 @@ absl::Status RecordMatrixProductCuda(Stream& stream, const MatrixProduct& produc
   ProductProblem problem = MakeProductProblem(product.x, weight, product.groups, product.quantize_activations);
   problem.by_expert = product.experts != nullptr;
   constexpr int64_t kMaxExtent = std::numeric_limits<int32_t>::max() / 2;
-  if (problem.inputs > kMaxExtent || weight.block_rows > kMaxExtent || weight.block_cols > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("weight: expected at most ", kMaxExtent, " columns, got ",
-                                                   problem.inputs, ", in blocks of ", weight.block_rows, " x ",
-                                                   weight.block_cols));
+  if (problem.inputs > kMaxExtent || weight.rows() > kMaxExtent || weight.block_rows > kMaxExtent ||
+      weight.block_cols > kMaxExtent) {
+    return absl::InvalidArgumentError(absl::StrCat("weight: expected at most ", kMaxExtent, " rows and columns, got ",
+                                                   weight.rows(), " x ", problem.inputs, ", in blocks of ",
+                                                   weight.block_rows, " x ", weight.block_cols));
   }
   const ProductKernel kernel = ChooseKernel(problem);
   const ProductTiles tiles = ChooseTiles(problem);

@@ -1,8 +1,8 @@
 // The CUDA backend's matrix product, shared by the ops that multiply by a weight matrix (linear, lm_head, moe); the
 // counterpart of matrix_product_cpu.h.
 //
-// Which kernel serves is a pure function (choose_kernel.h). Nothing here needs a preparation but the loading of kernels,
-// which the warm-up registry does.
+// Which kernel serves is a pure function (choose_kernel.h). Nothing here needs a preparation but the loading of
+// kernels, which the warm-up registry does.
 #ifndef DSV4_OPS_LINEAR_MATRIX_PRODUCT_CUDA_H_
 #define DSV4_OPS_LINEAR_MATRIX_PRODUCT_CUDA_H_
 
@@ -17,19 +17,19 @@ namespace dsv4 {
 
 // Rows by expert, as `moe` lists them on the device. A choice is a number of a row of `out`.
 struct ExpertRows {
-  TensorView slots;             // i32 [S, 3], contiguous: the expert (-1: the slot is empty), where in `choices` its rows
-                                // begin, and how many they are
-  TensorView choices;           // i32 [C], contiguous
+  TensorView slots;    // i32 [S, 3], contiguous: the expert (-1: the slot is empty), where in `choices` its rows
+                       // begin, and how many they are
+  TensorView choices;  // i32 [C], contiguous
   int64_t choices_per_row = 1;  // choice c reads row c / choices_per_row of x
 };
 
 struct MatrixProduct {
-  TensorView x;              // f32|bf16 [N, G*K]
-  QuantizedWeight weight;    // [G*O, K]; with `experts` [E, O, K]
-  int64_t groups = 1;        // G
-  bool quantize_activations = false;  // as `linear` does
-  TensorView out;            // f32|bf16 [N, G*O]; with `experts` [C, O]
-  TensorView live_rows;      // optional, i32 [N]: rows with a value below 0 are neither read nor written
+  TensorView x;                         // f32|bf16 [N, G*K]
+  QuantizedWeight weight;               // [G*O, K]; with `experts` [E, O, K]
+  int64_t groups = 1;                   // G
+  bool quantize_activations = false;    // as `linear` does
+  TensorView out;                       // f32|bf16 [N, G*O]; with `experts` [C, O]
+  TensorView live_rows;                 // optional, i32 [N]: rows with a value below 0 are neither read nor written
   const ExpertRows* experts = nullptr;  // optional; with groups = 1 and without live_rows
 };
 

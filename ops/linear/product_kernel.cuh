@@ -1,7 +1,7 @@
 // What the kernels of a matrix product share: their parameters, and which rows a block works on.
 //
-// blockIdx.x is a tile of output channels, blockIdx.y a set of rows (further ones follow at a distance of the grid), and
-// blockIdx.z a group of output channels or, where experts are chosen on the device, one of the chosen experts.
+// blockIdx.x is a tile of output channels, blockIdx.y a set of rows (further ones follow at a distance of the grid),
+// and blockIdx.z a group of output channels or, where experts are chosen on the device, one of the chosen experts.
 #ifndef DSV4_OPS_LINEAR_PRODUCT_KERNEL_CUH_
 #define DSV4_OPS_LINEAR_PRODUCT_KERNEL_CUH_
 
@@ -18,18 +18,18 @@ namespace dsv4 {
 struct ProductWeights {
   WeightPointer<uint8_t> values;
   WeightPointer<uint8_t> scales;
-  int64_t row_bytes;         // from one row of values to the next
-  int64_t matrix_bytes;      // from one matrix of a stack to the next
+  int64_t row_bytes;     // from one row of values to the next
+  int64_t matrix_bytes;  // from one matrix of a stack to the next
   int64_t scale_row_bytes;
   int64_t scale_matrix_bytes;
-  int64_t inputs;            // of a group
-  int64_t outputs;           // of a group
+  int64_t inputs;   // of a group
+  int64_t outputs;  // of a group
   int32_t block_rows, block_cols;
   DType dtype;
   bool has_scales;
-  bool float_scales;         // otherwise E8M0
-  bool vectors;              // for kScalar: accesses of four elements are aligned
-  bool by_expert;            // which matrix is known after the wait only
+  bool float_scales;                      // otherwise E8M0
+  bool vectors;                           // for kScalar: accesses of four elements are aligned
+  bool by_expert;                         // which matrix is known after the wait only
   int32_t channel_tiles, stages, x_rows;  // for kTensorCore
 };
 

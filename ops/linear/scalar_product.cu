@@ -1,9 +1,9 @@
-// The matrix product in plain fp32 arithmetic, for every type, shape and alignment: the oracle, and what has no kernel of
-// its own.
+// The matrix product in plain fp32 arithmetic, for every type, shape and alignment: the oracle, and what has no kernel
+// of its own.
 //
-// A block computes 16 output channels of 8 rows, each of its eight warps two channels. 1024 input channels of the rows at
-// a time are in shared memory as floats. A lane multiplies four consecutive input channels of each block of 128; a warp's
-// lanes are summed at the end, always by the same tree.
+// A block computes 16 output channels of 8 rows, each of its eight warps two channels. 1024 input channels of the rows
+// at a time are in shared memory as floats. A lane multiplies four consecutive input channels of each block of 128; a
+// warp's lanes are summed at the end, always by the same tree.
 #include <algorithm>
 #include <cstdint>
 
@@ -59,8 +59,7 @@ __device__ __forceinline__ Quad LoadStored(const ProductWeights& weights, int64_
       if (vectors) return __builtin_bit_cast(Quad, weights.values.LoadVector<16>(row + k * 4));
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        quad.values[i] =
-            i < count ? __builtin_bit_cast(float, weights.values.LoadVector<4>(row + (k + i) * 4)) : 0.0f;
+        quad.values[i] = i < count ? __builtin_bit_cast(float, weights.values.LoadVector<4>(row + (k + i) * 4)) : 0.0f;
       }
       return quad;
     case DType::kBf16:
@@ -173,8 +172,8 @@ struct ScalarProduct {
           for (int c = 0; c < kChannelsPerWarp; ++c) {
             w[c] = Quad{};
             if (first_channel + c < weights.outputs && k < weights.inputs) {
-              w[c] = LoadWeight(weights, rows.matrix, group * weights.outputs + first_channel + c, k,
-                                weights.inputs - k);
+              w[c] =
+                  LoadWeight(weights, rows.matrix, group * weights.outputs + first_channel + c, k, weights.inputs - k);
             }
           }
 #pragma unroll
@@ -208,11 +207,10 @@ struct ScalarProduct {
 absl::Status LaunchScalarProduct(Stream& stream, const ProductWeights& weights, const ProductParams& params,
                                  int64_t groups_or_slots) {
   const int64_t row_sets = std::min<int64_t>((params.rows + kRows - 1) / kRows, 65535);
-  return Launch<ScalarProduct>(stream,
-                               {.x = (weights.outputs + kChannels - 1) / kChannels,
-                                .y = weights.by_expert ? 1 : row_sets,
-                                .z = groups_or_slots},
-                               weights, params);
+  return Launch<ScalarProduct>(
+      stream,
+      {.x = (weights.outputs + kChannels - 1) / kChannels, .y = weights.by_expert ? 1 : row_sets, .z = groups_or_slots},
+      weights, params);
 }
 
 }  // namespace dsv4

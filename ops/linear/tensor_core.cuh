@@ -1,5 +1,5 @@
-// What the tensor cores and their operands' conversions need of PTX: a product of 16 x 16 by 16 x 8, and the small float
-// formats in pairs. A pair is two 16-bit values in a register, the first in the lower half.
+// What the tensor cores and their operands' conversions need of PTX: a product of 16 x 16 by 16 x 8, and the small
+// float formats in pairs. A pair is two 16-bit values in a register, the first in the lower half.
 #ifndef DSV4_OPS_LINEAR_TENSOR_CORE_CUH_
 #define DSV4_OPS_LINEAR_TENSOR_CORE_CUH_
 
@@ -14,13 +14,15 @@ namespace dsv4 {
 // As only the sum over k counts, A and B may agree on any other assignment of values to places along k.
 __device__ __forceinline__ void MultiplyBf16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ void MultiplyF16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

@@ -1,11 +1,11 @@
 // The matrix product on tensor cores, for few rows: it streams the weights once, and is bound by their bytes.
 //
 // A block computes up to 4 tiles of 16 output channels for up to 32 rows. The input channels are cut into blocks of 128
-// and these into eight runs, one for each of its warps. A warp has a ring of stages in shared memory, which no other warp
-// touches: a stage is one block of 128 input channels, of the weights' tiles and of the rows, as they are stored. It is
-// filled by asynchronous copies, for the first stages' weights before the wait. From there the warp takes the operands
-// into registers, quantises and dequantises them, and multiplies with the weights as the operand of 16 rows and the
-// activations as that of 8 columns. At the end the warps' sums are added in the order of the runs.
+// and these into eight runs, one for each of its warps. A warp has a ring of stages in shared memory, which no other
+// warp touches: a stage is one block of 128 input channels, of the weights' tiles and of the rows, as they are stored.
+// It is filled by asynchronous copies, for the first stages' weights before the wait. From there the warp takes the
+// operands into registers, quantises and dequantises them, and multiplies with the weights as the operand of 16 rows
+// and the activations as that of 8 columns. At the end the warps' sums are added in the order of the runs.
 //
 // So for each pair of a row and an output channel the sequence of operations depends on the weight's shape and type
 // alone: not on the number of rows, not on how many tiles a block has, and not on the ring's depth.
@@ -28,9 +28,9 @@
 
 namespace dsv4::tensor_core_product {
 
-// Lane 4g + t of a warp works on rows g and g + 8 of a tile of weights and on row g of eight rows of x. Of each 32 of the
-// 128 input channels it holds the eight from 8t on, as four pairs. This is where they lie in shared memory: rows follow
-// each other, and 16-byte pieces change places within a row so that no two lanes of an access meet in a bank.
+// Lane 4g + t of a warp works on rows g and g + 8 of a tile of weights and on row g of eight rows of x. Of each 32 of
+// the 128 input channels it holds the eight from 8t on, as four pairs. This is where they lie in shared memory: rows
+// follow each other, and 16-byte pieces change places within a row so that no two lanes of an access meet in a bank.
 //
 // A weight type says
 //   kRowBytes          of 128 input channels
@@ -67,7 +67,8 @@ struct E4m3Weight {
   static constexpr int kRowBytes = 128;
   static __device__ __forceinline__ int Piece(int piece, int row) { return piece ^ ((row & 3) << 1); }
   static __device__ __forceinline__ void LoadPairs(const uint8_t* rows, int row, int b, int t, uint32_t (&pairs)[4]) {
-    const uint2 v = *reinterpret_cast<const uint2*>(rows + row * kRowBytes + Piece(2 * b + t / 2, row) * 16 + t % 2 * 8);
+    const uint2 v =
+        *reinterpret_cast<const uint2*>(rows + row * kRowBytes + Piece(2 * b + t / 2, row) * 16 + t % 2 * 8);
     pairs[0] = F16PairFromE4m3(static_cast<uint16_t>(v.x));
     pairs[1] = F16PairFromE4m3(static_cast<uint16_t>(v.x >> 16));
     pairs[2] = F16PairFromE4m3(static_cast<uint16_t>(v.y));
@@ -86,8 +87,8 @@ struct E2m1Weight {
   static constexpr bool kPairsApart = true;
   static constexpr bool kScalePerTile = false;
   static constexpr bool kScalesPerRow = true;
-  // The code's bits, put where f16 has its sign, the low bits of its exponent and the first of its mantissa, are the value
-  // times 2^-14: e2m1 has an exponent bias of 1, f16 of 15, and both have subnormals.
+  // The code's bits, put where f16 has its sign, the low bits of its exponent and the first of its mantissa, are the
+  // value times 2^-14: e2m1 has an exponent bias of 1, f16 of 15, and both have subnormals.
   static constexpr float kFactor = 16384.0f;
   static constexpr int kRowBytes = 64;
   static __device__ __forceinline__ int Piece(int piece, int row) { return piece ^ ((row >> 1) & 3); }
@@ -121,16 +122,24 @@ struct Product {
   static_assert(kTileBytes == ProductTileBytes(Weight::kDType));
   static_assert(kTileScaleBytes == ProductTileScaleBytes(Weight::kDType));
 
+  // A warp's copies of a tile: each lane one 16-byte piece of every kRowsPerCopy-th row.
+  static constexpr int kPieces = Weight::kRowBytes / 16;
+  static constexpr int kRowsPerCopy = kWarpThreads / kPieces;
+  static constexpr int kCopies = kTileRows / kRowsPerCopy;
+
   // Where a warp works, and its ring.
   struct Place {
     int lane, g, t;
     int64_t group;
-    int64_t first_channel;    // of the group
-    int begin, end;           // its run of blocks of input channels
+    int64_t first_channel;  // of the group
+    int channels;           // that the block's tiles have; past them are zeros
+    int begin, end;         // its run of blocks of input channels
+    int64_t values;         // the lane's first piece, of block 0
+    int64_t scales;         // the first scale of the lane's row, if it is one of a tile's 16
     int stage_bytes;
     uint8_t* ring;
   };
-  static __device__ __forceinline__ Place PlaceOfWarp(const Weights& weights) {
+  static __device__ __forceinline__ Place PlaceOfWarp(const Weights& weights, int64_t matrix) {
     extern __shared__ __align__(128) uint8_t shared[];
     const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
     const int blocks = static_cast<int>((weights.inputs + kBlock - 1) / kBlock);
@@ -141,8 +150,14 @@ struct Product {
     place.t = place.lane % 4;
     place.group = GroupOfBlock(weights);
     place.first_channel = int64_t{blockIdx.x} * weights.channel_tiles * kTileRows;
+    place.channels =
+        static_cast<int>(min(weights.outputs - place.first_channel, int64_t{weights.channel_tiles} * kTileRows));
     place.begin = warp < slices ? warp * blocks / slices : 0;
     place.end = warp < slices ? (warp + 1) * blocks / slices : 0;
+    const int64_t row = place.group * weights.outputs + place.first_channel;
+    place.values =
+        matrix * weights.matrix_bytes + (row + place.lane / kPieces) * weights.row_bytes + place.lane % kPieces * 16;
+    place.scales = matrix * weights.scale_matrix_bytes + (row + place.lane) * weights.scale_row_bytes;
     place.stage_bytes = weights.channel_tiles * (kTileBytes + kTileScaleBytes) + weights.x_rows * kXRowBytes;
     place.ring = shared + warp * weights.stages * place.stage_bytes;
     return place;
@@ -164,44 +179,39 @@ struct Product {
   }
 
   // Starts the copies of one block of input channels of the block's tiles. Channels past the last are zeros.
-  static __device__ __forceinline__ void CopyWeights(const Weights& weights, const Place& place, int64_t matrix,
-                                                     int block, uint8_t* stage) {
-    constexpr int kPieces = Weight::kRowBytes / 16;
-    constexpr int kCopies = kTileRows * kPieces / kWarpThreads;
+  static __device__ __forceinline__ void CopyWeights(const Weights& weights, const Place& place, int block,
+                                                     uint8_t* stage) {
     const int64_t row_bytes_used =
         Weight::kDType == DType::kE2m1x2 ? weights.inputs / 2 : weights.inputs * DTypeBytes(Weight::kDType);
-    const int64_t first_row = place.group * weights.outputs;
+    const int64_t offset = int64_t{block} * Weight::kRowBytes;
+    const int piece = place.lane % kPieces;
+    const int valid_bytes = Valid(row_bytes_used - offset - piece * 16);
+    int64_t source = place.values + offset;
     for (int tile = 0; tile < weights.channel_tiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        const int row = (i * kWarpThreads + place.lane) / kPieces;
-        const int piece = (i * kWarpThreads + place.lane) % kPieces;
-        const int64_t channel = place.first_channel + tile * kTileRows + row;
-        const int64_t offset = int64_t{block} * Weight::kRowBytes + piece * 16;
-        const int valid = channel < weights.outputs ? Valid(row_bytes_used - offset) : 0;
-        const int64_t source =
-            valid > 0 ? matrix * weights.matrix_bytes + (first_row + channel) * weights.row_bytes + offset : 0;
+        const int row = i * kRowsPerCopy + place.lane / kPieces;
+        const bool valid = valid_bytes > 0 && tile * kTileRows + row < place.channels;
         weights.values.template CopyAsync<16>(
-            stage + tile * kTileBytes + row * Weight::kRowBytes + Weight::Piece(piece, row) * 16, source, valid);
+            stage + tile * kTileBytes + row * Weight::kRowBytes + Weight::Piece(piece, row) * 16, valid ? source : 0,
+            valid ? valid_bytes : 0);
+        source += kRowsPerCopy * weights.row_bytes;
       }
       if constexpr (Weight::kScalesPerRow) {
         if (place.lane < kTileRows) {
-          const int64_t channel = place.first_channel + tile * kTileRows + place.lane;
-          const bool valid = channel < weights.outputs;
-          const int64_t source = valid ? matrix * weights.scale_matrix_bytes +
-                                             (first_row + channel) * weights.scale_row_bytes + int64_t{block} * 4
-                                       : 0;
-          weights.scales.template CopyAsync<4>(StageScales(weights, stage) + (tile * kTileRows + place.lane) * 4, source,
-                                               valid ? 4 : 0);
+          const bool valid = tile * kTileRows + place.lane < place.channels;
+          const int64_t scales = place.scales + tile * kTileRows * weights.scale_row_bytes + int64_t{block} * 4;
+          weights.scales.template CopyAsync<4>(StageScales(weights, stage) + (tile * kTileRows + place.lane) * 4,
+                                               valid ? scales : 0, valid ? 4 : 0);
         }
       }
     }
   }
 
   // Fills the ring, as far as the run reaches. One group of copies.
-  static __device__ __forceinline__ void FillRing(const Weights& weights, const Place& place, int64_t matrix) {
+  static __device__ __forceinline__ void FillRing(const Weights& weights, const Place& place) {
     for (int stage = 0; stage < weights.stages && place.begin + stage < place.end; ++stage) {
-      CopyWeights(weights, place, matrix, place.begin + stage, Stage(place, stage));
+      CopyWeights(weights, place, place.begin + stage, Stage(place, stage));
     }
     CommitAsyncCopies();
   }
@@ -219,8 +229,8 @@ struct Product {
       for (int tile = 0; tile < kMaxChannelTiles; ++tile) {
         const int64_t channel = place.first_channel + tile * kTileRows;
         if (tile >= weights.channel_tiles || channel >= weights.outputs || block >= place.end) continue;
-        const int64_t row = matrix * weights.scale_matrix_bytes +
-                            (place.group * weights.outputs + channel) / weights.block_rows * weights.scale_row_bytes;
+        const int scale_row = static_cast<int>(place.group * weights.outputs + channel) / weights.block_rows;
+        const int64_t row = matrix * weights.scale_matrix_bytes + scale_row * weights.scale_row_bytes;
         const int col = block * kBlock / weights.block_cols;
         scales.values[tile] = weights.float_scales
                                   ? __builtin_bit_cast(float, weights.scales.template LoadVector<4>(row + col * 4))
@@ -232,24 +242,23 @@ struct Product {
 
   static __device__ __forceinline__ TileScales Prefetch(const Weights& weights) {
     if (weights.by_expert) return {};
-    const Place place = PlaceOfWarp(weights);
-    FillRing(weights, place, 0);
+    const Place place = PlaceOfWarp(weights, 0);
+    FillRing(weights, place);
     return LoadTileScales(weights, place, 0);
   }
 
   // Starts the copies of one block of input channels of the live rows. Input channels past the last are zeros.
   static __device__ __forceinline__ void CopyX(const Weights& weights, const Params& params, const Place& place,
                                                const int64_t* x_rows, int count, int block, uint8_t* x_stage) {
-    constexpr int kPieces = kXRowBytes / 16;
+    constexpr int kXPieces = kXRowBytes / 16;
     const auto* const x = static_cast<const Bf16*>(params.x);
-    for (int i = place.lane; i < count * kPieces; i += kWarpThreads) {
-      const int row = i / kPieces;
-      const int piece = i % kPieces;
+    for (int i = place.lane; i < count * kXPieces; i += kWarpThreads) {
+      const int row = i / kXPieces;
+      const int piece = i % kXPieces;
       if (x_rows[row] < 0) continue;
       const int64_t k = int64_t{block} * kBlock + piece * 8;
       const int valid = Valid((weights.inputs - k) * 2);
-      const Bf16* const source =
-          valid > 0 ? x + x_rows[row] * params.x_stride + place.group * weights.inputs + k : x;
+      const Bf16* const source = valid > 0 ? x + x_rows[row] * params.x_stride + place.group * weights.inputs + k : x;
       uint8_t* const destination = x_stage + row * kXRowBytes + Bf16Weight::Piece(piece, row) * 16;
       if (params.x_vectors) {
         CopyAsync<16>(destination, source, valid);
@@ -277,8 +286,8 @@ struct Product {
       uint32_t largest = 0;
 #pragma unroll
       for (int i = 0; i < 16; ++i) largest = LargerBf16(largest, pairs[i]);
-      const float of_lane = fmaxf(ToFloat(Bf16{static_cast<uint16_t>(largest)}),
-                                  ToFloat(Bf16{static_cast<uint16_t>(largest >> 16)}));
+      const float of_lane =
+          fmaxf(ToFloat(Bf16{static_cast<uint16_t>(largest)}), ToFloat(Bf16{static_cast<uint16_t>(largest >> 16)}));
       const int exponent = Fp8ScaleExponent(WarpMax<4>(of_lane));
       scale = PowerOfTwo(exponent);
       const float inverse = PowerOfTwo(-exponent);
@@ -328,8 +337,7 @@ struct Product {
     for (int r = 0; r < kRowTiles; ++r) {
       if (r >= row_tiles) continue;
       const int row = 8 * r + place.g;
-      const float scale =
-          LoadX(StageX(weights, stage), row, place.t, (live >> row & 1u) != 0, x[r]) * Weight::kFactor;
+      const float scale = LoadX(StageX(weights, stage), row, place.t, (live >> row & 1u) != 0, x[r]) * Weight::kFactor;
       x_scales[r][0] = __shfl_sync(kFullWarp, scale, 8 * place.t);
       x_scales[r][1] = __shfl_sync(kFullWarp, scale, 8 * place.t + 4);
     }
@@ -408,9 +416,9 @@ struct Product {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ int64_t x_rows[kMaxRows];
     __shared__ int64_t out_rows[kMaxRows];
-    const Place place = PlaceOfWarp(weights);
     const ProductRows rows = RowsOfBlock(params);
     if (rows.matrix < 0) return;
+    const Place place = PlaceOfWarp(weights, rows.matrix);
     bool ring_filled = !weights.by_expert;
     if (weights.by_expert) tile_scales = LoadTileScales(weights, place, rows.matrix);
 
@@ -427,7 +435,7 @@ struct Product {
       const unsigned live = __ballot_sync(kFullWarp, place.lane < kMaxRows && x_rows[place.lane % kMaxRows] >= 0);
       if (live != 0) {
         Sums sums = {};
-        if (!ring_filled) FillRing(weights, place, rows.matrix);
+        if (!ring_filled) FillRing(weights, place);
         ring_filled = false;
         for (int stage = 0; stage < weights.stages; ++stage) {
           if (place.begin + stage < place.end) {
@@ -444,7 +452,7 @@ struct Product {
           Accumulate(weights, place, tile_scales, block - place.begin, stage, live, row_tiles, sums);
           __syncwarp();  // all lanes have read the stage
           if (block + weights.stages < place.end) {
-            CopyWeights(weights, place, rows.matrix, block + weights.stages, stage);
+            CopyWeights(weights, place, block + weights.stages, stage);
             CopyX(weights, params, place, x_rows, count, block + weights.stages, StageX(weights, stage));
           }
           CommitAsyncCopies();
@@ -501,19 +509,17 @@ absl::Status LaunchOp(Stream& stream, const ProductWeights& weights, const Produ
                       int64_t groups_or_slots, const ProductTiles& tiles) {
   const int64_t channels = kChannelsPerTile * tiles.channel_tiles;
   const int64_t row_sets = std::min<int64_t>((params.rows + tiles.x_rows - 1) / tiles.x_rows, 65535);
-  return Launch<Op>(stream,
-                    {.x = (weights.outputs + channels - 1) / channels,
-                     .y = weights.by_expert ? 1 : row_sets,
-                     .z = groups_or_slots},
-                    weights, params, tiles.shared_bytes);
+  return Launch<Op>(
+      stream,
+      {.x = (weights.outputs + channels - 1) / channels, .y = weights.by_expert ? 1 : row_sets, .z = groups_or_slots},
+      weights, params, tiles.shared_bytes);
 }
 
 template <class Weight>
 absl::Status LaunchWeight(Stream& stream, const ProductWeights& weights, const ProductParams& params,
                           int64_t groups_or_slots, const ProductTiles& tiles) {
-  return tiles.rows_per_block == 8
-             ? LaunchOp<Product<Weight, 1>>(stream, weights, params, groups_or_slots, tiles)
-             : LaunchOp<Product<Weight, 4>>(stream, weights, params, groups_or_slots, tiles);
+  return tiles.rows_per_block == 8 ? LaunchOp<Product<Weight, 1>>(stream, weights, params, groups_or_slots, tiles)
+                                   : LaunchOp<Product<Weight, 4>>(stream, weights, params, groups_or_slots, tiles);
 }
 
 }  // namespace dsv4::tensor_core_product
