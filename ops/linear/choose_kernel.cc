@@ -31,7 +31,7 @@ bool TensorCoresFit(const ProductProblem& problem) {
     case DType::kE4m3:
       // A tile of 16 rows and a block of 128 columns have one scale.
       return problem.block_rows % kChannelsPerTile == 0 && problem.block_cols % kProductBlock == 0 &&
-             (problem.groups == 1 || problem.outputs % kChannelsPerTile == 0) &&
+             (problem.groups == 1 || problem.by_expert || problem.outputs % kChannelsPerTile == 0) &&
              BlocksPerSlice(problem) <= kMaxBlocksPerSlice;
     case DType::kE2m1x2:
       // A block of 128 columns has four scales in each row.

@@ -23,7 +23,8 @@ inline constexpr int64_t kProductBlock = 128;
 // summed in order, and the runs' sums are added in order.
 inline constexpr int64_t kProductSlices = 8;
 
-// out [rows, groups * outputs] = x [rows, groups * inputs] times weight [groups * outputs, inputs], by groups.
+// out [rows, groups * outputs] = x [rows, groups * inputs] times weight [groups * outputs, inputs], by groups. Of a stack
+// whose matrices and rows are chosen on the device (by_expert), each of the chosen is a group, and has up to `rows` rows.
 struct ProductProblem {
   int64_t rows = 0;
   int64_t inputs = 0;
@@ -35,7 +36,7 @@ struct ProductProblem {
   int64_t block_cols = 1;
   bool quantize_activations = false;
   bool aligned_weight = false;   // rows start on 16 bytes, those of e2m1x2's scales on 4
-  bool by_expert = false;        // a stack, whose matrices and rows are chosen on the device
+  bool by_expert = false;
   bool library_allowed = false;  // plain row-major operands that cublasLt can take
 };
 

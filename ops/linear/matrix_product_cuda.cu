@@ -38,7 +38,11 @@ bool XAligned(const MatrixProduct& product, int64_t inputs, int64_t bytes) {
 absl::Status RecordMatrixProductCuda(Stream& stream, const MatrixProduct& product) {
   const QuantizedWeight& weight = product.weight;
   ProductProblem problem = MakeProductProblem(product.x, weight, product.groups, product.quantize_activations);
-  problem.by_expert = product.experts != nullptr;
+  if (product.experts != nullptr) {
+    problem.by_expert = true;
+    problem.rows = product.experts->rows;
+    problem.groups = product.experts->slots.extents[0];
+  }
   constexpr int64_t kMaxExtent = std::numeric_limits<int32_t>::max() / 2;
   if (problem.inputs > kMaxExtent || weight.rows() > kMaxExtent || weight.block_rows > kMaxExtent ||
       weight.block_cols > kMaxExtent) {
@@ -82,15 +86,14 @@ absl::Status RecordMatrixProductCuda(Stream& stream, const MatrixProduct& produc
                           .expert_slots = nullptr,
                           .choices = nullptr,
                           .choices_per_row = 1};
-  int64_t groups_or_slots = product.groups;
+  const int64_t groups_or_slots = problem.groups;
   if (product.experts != nullptr) {
     const ExpertRows& experts = *product.experts;
-    groups_or_slots = experts.slots.extents[0];
     params.expert_slots = experts.slots.As<int32_t>();
     params.choices = experts.choices.As<int32_t>();
     params.choices_per_row = experts.choices_per_row;
   }
-  if (problem.rows == 0 || problem.outputs == 0) return absl::OkStatus();
+  if (problem.rows == 0 || problem.outputs == 0 || groups_or_slots == 0) return absl::OkStatus();
   if (!tensor_core) return LaunchScalarProduct(stream, weights, params, groups_or_slots);
   switch (problem.weight_dtype) {
     case DType::kBf16:

@@ -21,6 +21,7 @@ struct ExpertRows {
                        // begin, and how many they are
   TensorView choices;  // i32 [C], contiguous
   int64_t choices_per_row = 1;  // choice c reads row c / choices_per_row of x
+  int64_t rows = 0;             // that an expert has, at most or nearly so
 };
 
 struct MatrixProduct {
