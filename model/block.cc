@@ -18,6 +18,14 @@ BlockScratch BlockScratch::LayOut(Arena& arena, const ModelConfig& config, const
   scratch.comb = arena.Add(DType::kF32, {rows, config.hc_mult, config.hc_mult});
   scratch.expert_ids = arena.Add(DType::kI32, {rows, config.num_experts_per_tok});
   scratch.expert_weights = arena.Add(DType::kF32, {rows, config.num_experts_per_tok});
+  scratch.moe_scratch =
+      moe::Scratch::LayOut(arena, {.rows = rows,
+                                   .channels = config.hidden_size,
+                                   .experts = config.n_routed_experts,
+                                   .chosen = config.num_experts_per_tok,
+                                   .inner = config.moe_intermediate_size,
+                                   .shared_inner = config.moe_intermediate_size,
+                                   .dtype = act});
   scratch.attention = AttentionScratch::LayOut(arena, config, numeric, rows, max_context);
   return scratch;
 }
@@ -28,6 +36,7 @@ BlockScratch BlockScratch::FirstRows(int64_t rows) const {
                            &first.expert_weights}) {
     *view = view->FirstRows(rows);
   }
+  first.moe_scratch = moe_scratch.FirstRows(rows);
   first.attention = attention.FirstRows(rows);
   return first;
 }
@@ -73,6 +82,7 @@ absl::Status Block::Record(Stream& stream, const StepContext& context, const Ten
                                             .routed_scaling_factor = config_.routed_scaling_factor,
                                             .swiglu_limit = config_.swiglu_limit,
                                             .quantize_activations = numeric_.quantize_activations(),
+                                            .scratch = scratch.moe_scratch,
                                             .expert_ids = scratch.expert_ids,
                                             .expert_weights = scratch.expert_weights,
                                             .out = scratch.y}));

@@ -11,6 +11,7 @@
 #include "model/numeric_options.h"
 #include "model/step_state.h"
 #include "model/weights.h"
+#include "ops/moe/moe.h"
 #include "runtime/arena.h"
 #include "runtime/stream.h"
 
@@ -24,6 +25,7 @@ struct BlockScratch {
   TensorView comb;            // f32 [N, M, M]
   TensorView expert_ids;      // i32 [N, k]
   TensorView expert_weights;  // f32 [N, k]
+  moe::Scratch moe_scratch;
   AttentionScratch attention;
 
   static BlockScratch LayOut(Arena& arena, const ModelConfig& config, const NumericOptions& numeric, int64_t rows,

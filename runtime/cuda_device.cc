@@ -17,9 +17,20 @@ constexpr int kMinimumMajor = 9;
 class CudaStream final : public Stream {
  public:
   CudaStream(Device& device, cudaStream_t stream) : Stream(device), stream_(stream) {}
-  ~CudaStream() override { cudaStreamDestroy(stream_); }
+  ~CudaStream() override {
+    cudaStreamDestroy(stream_);
+    cudaFree(workspace_);
+  }
 
   cudaStream_t stream() const { return stream_; }
+
+  absl::StatusOr<void*> Workspace() {
+    if (workspace_ == nullptr) {
+      DSV4_RETURN_IF_ERROR(CheckNotCapturing("cuda workspace: allocating it"));
+      DSV4_ASSIGN_OR_RETURN(workspace_, device().Allocate(kCudaWorkspaceBytes));
+    }
+    return workspace_;
+  }
 
   absl::Status CopyToDevice(void* destination, const void* source, int64_t bytes) override {
     return Copy("copy to device", destination, source, bytes, cudaMemcpyHostToDevice);
@@ -75,6 +86,7 @@ class CudaStream final : public Stream {
   }
 
   cudaStream_t stream_;
+  void* workspace_ = nullptr;
 };
 
 class CudaDevice final : public Device {
@@ -161,5 +173,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice() {
 }
 
 cudaStream_t CudaStreamOf(Stream& stream) { return static_cast<CudaStream&>(stream).stream(); }
+
+absl::StatusOr<void*> CudaWorkspaceOf(Stream& stream) { return static_cast<CudaStream&>(stream).Workspace(); }
 
 }  // namespace dsv4

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,11 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice();
 
 // Of a stream whose device is a CUDA device.
 cudaStream_t CudaStreamOf(Stream& stream);
+
+// Memory for the intermediate results of what is enqueued on this stream, and for nothing else: work on different
+// streams may run at once. Allocated at the first call, which must be outside a capture (FailedPrecondition otherwise).
+inline constexpr int64_t kCudaWorkspaceBytes = int64_t{32} << 20;
+absl::StatusOr<void*> CudaWorkspaceOf(Stream& stream);
 
 }  // namespace dsv4
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "runtime/async_copy.cuh"
 #include "runtime/vector_access.cuh"
 #include "runtime/weight_view.h"
 
@@ -30,6 +31,12 @@ class WeightPointer {
   // Brings the 128-byte line of element `index` into L2.
   __device__ __forceinline__ void PrefetchToL2(int64_t index) const {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(data_ + index));
+  }
+
+  // Elements from `index` on into shared memory, `valid` bytes of kBytes (async_copy.cuh).
+  template <int kBytes>
+  __device__ __forceinline__ void CopyAsync(void* shared, int64_t index, int valid) const {
+    dsv4::CopyAsync<kBytes, AsyncSource::kWeight>(shared, data_ + index, valid);
   }
 
  private:

@@ -4,8 +4,8 @@
   check_sass.py BINARY...        cuobjdump from PATH, or from $CUOBJDUMP
 
 A kernel of the launch layer must, on every path from its entry, execute griddepcontrol.wait (ACQBULK) before it exits,
-before it writes global memory, and before it reads any except through the read-only path (LDG.CONSTANT), which is what
-a weight view compiles to. Kernels that are launched otherwise are refused, but for the broken ones of the tests
+before it writes global memory, and before it reads any except through the read-only path (LDG.CONSTANT) or by asynchronous
+copies with a hint of 256 bytes (LDGSTS.LTC256B), which are what a weight view compiles to. Kernels that are launched otherwise are refused, but for the broken ones of the tests
 (KernelWithoutWait), which must be found at fault: they show that the check works.
 """
 
@@ -72,7 +72,8 @@ def faults(code):
             found.add("it may end: " + where)
         if name in WRITES:
             found.add("it may write: " + where)
-        if name in READS and not (name == "LDG" and "CONSTANT" in parts):
+        of_weight = (name == "LDG" and "CONSTANT" in parts) or (name == "LDGSTS" and "LTC256B" in parts)
+        if name in READS and not of_weight:
             found.add("it may read: " + where)
         if name in UNKNOWN_FLOW:
             found.add("it goes where this check cannot follow: " + where)

@@ -2,6 +2,7 @@
 
 #include "ops/declared_accesses/declared_accesses.h"
 #include "ops/linear/check_weight.h"
+#include "ops/linear/linear_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -31,7 +32,10 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  return stream.Enqueue({.op = "linear", .accesses = Accesses(params), .run = [params] { RunCpu(params); }});
+  return stream.Enqueue({.op = "linear",
+                         .accesses = Accesses(params),
+                         .run = [params] { RunCpu(params); },
+                         .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }
 
 }  // namespace dsv4::linear

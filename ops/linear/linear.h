@@ -7,7 +7,11 @@
 //   quantize_activations: x is first quantised as e4m3 with one power-of-two scale per 128 channels of a group's
 //   input (the last block may be shorter), as the published model does before FP8 and FP4 weights. The magnitude
 //   floor is 1e-4.
-//   A row's bits depend on that row alone, whatever N is. Every row is processed, pads too.
+//   A row's bits depend on that row alone, whatever N is; but on CUDA a product of more than 64 rows of bf16 by a bf16
+//   weight goes to cublasLt (runtime/cublaslt.h), whose order of summation depends on N. Every row is processed, pads
+//   too.
+//   On CUDA, tensor cores sum the products of 32 or 128 channels where x is bf16 (choose_kernel.h says for which
+//   weights); with f32 x all arithmetic is plain fp32.
 //   Reads before the wait: the weight.
 // Source: specification, sections 3.1, 3.3, 8, 12.1, 12.2.
 #ifndef DSV4_OPS_LINEAR_H_

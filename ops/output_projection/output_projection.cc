@@ -3,6 +3,7 @@
 #include "ops/declared_accesses/declared_accesses.h"
 #include "ops/linear/check_weight.h"
 #include "ops/linear/linear.h"
+#include "ops/output_projection/output_projection_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
@@ -76,8 +77,10 @@ absl::Status Validate(const Params& params) {
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
-  DSV4_RETURN_IF_ERROR(stream.Enqueue(
-      {.op = "inverse_rope", .accesses = RotationAccesses(params), .run = [params] { RunRotationCpu(params); }}));
+  DSV4_RETURN_IF_ERROR(stream.Enqueue({.op = "inverse_rope",
+                                       .accesses = RotationAccesses(params),
+                                       .run = [params] { RunRotationCpu(params); },
+                                       .launch = DSV4_IF_CUDA([&] { return RecordRotationCuda(stream, params); })}));
   DSV4_RETURN_IF_ERROR(linear::Record(stream, FirstProduct(params)));
   return linear::Record(stream, SecondProduct(params));
 }

@@ -150,28 +150,68 @@ TEST_F(OutputProjectionTest, QuantizesTheInputOfTheSecondProductOnly) {
   }
 }
 
+// One rounding per operation, so these are the only right bits.
+TEST_F(OutputProjectionTest, RotatesWithTheBitsOfSeparateOperations) {
+  for (const Case& c : {Case{3, 4, 128, 64, 2, 16, 16}, Case{2, 3, 10, 4, 3, 5, 7}, Case{2, 2, 24, 16, 1, 4, 4}}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      const Projection projection(c, dtype);
+      const TestTensor wide(dtype, {c.rows, c.heads, c.channels + 3});  // and rows that no wide access fits
+      for (const bool strided : {false, true}) {
+        output_projection::Params params = projection.Params();
+        if (strided) {
+          params.o = wide.view();
+          params.o.extents[2] = c.channels;
+          SetFloats(params.o, projection.o.ToFloats());
+        }
+        DSV4_ASSERT_OK(output_projection::Record(stream(), params));
+        std::vector<float> expected = projection.o.ToFloats();
+        for (int64_t head = 0; head < c.rows * c.heads; ++head) {
+          const float* table =
+              projection.cos_sin.data<float>() + projection.positions.data<int64_t>()[head / c.heads] * c.rotary;
+          for (int64_t pair = 0; pair < c.rotary / 2; ++pair) {
+            float& a = expected[static_cast<size_t>((head + 1) * c.channels - c.rotary + 2 * pair)];
+            float& b = expected[static_cast<size_t>((head + 1) * c.channels - c.rotary + 2 * pair + 1)];
+            const float cosine = table[pair], sine = table[c.rotary / 2 + pair];
+            const float back = a * cosine + b * sine;
+            b = b * cosine - a * sine;
+            a = back;
+          }
+        }
+        const TestTensor rounded(dtype, {c.rows, c.heads, c.channels}, expected);
+        EXPECT_TRUE(BitwiseEqual(projection.rotated.view(), rounded.view())) << c.channels;
+        projection.CheckGuards();
+      }
+    }
+  }
+}
+
 TEST_F(OutputProjectionTest, GivesARowTheSameBitsInAnyCompany) {
-  const Case c = {33, 4, 24, 8, 2, 9, 20};
-  const Projection all(c, DType::kBf16);
-  DSV4_ASSERT_OK(output_projection::Record(stream(), all.Params()));
-  const Projection some(c, DType::kBf16);
-  for (int64_t pad = 0; pad < 33; pad += 2) {
-    SetFloats(some.o.view().Rows(pad, 1), std::vector<float>(4 * 24, std::numeric_limits<float>::quiet_NaN()));
-    some.positions.data<int64_t>()[pad] = 0;
-  }
-  output_projection::Params params = some.Params();
-  for (TensorView* view : {&params.o, &params.positions, &params.rotated, &params.low_rank, &params.out}) {
-    *view = view->Rows(4, 20);
-  }
-  DSV4_ASSERT_OK(output_projection::Record(stream(), params));
-  for (int64_t i = 5; i < 24; i += 2) {
-    EXPECT_TRUE(BitwiseEqual(some.out.view().Rows(i, 1), all.out.view().Rows(i, 1))) << i;
-  }
-  EXPECT_THAT(ToFloats(some.out.view().Rows(0, 4)), Each(testing::IsNan()));
-  EXPECT_THAT(ToFloats(some.out.view().Rows(24, 9)), Each(testing::IsNan()));
+  const auto check = [&](const Case& c, DType weight_dtype) {
+    const Projection all(c, DType::kBf16, weight_dtype);
+    DSV4_ASSERT_OK(output_projection::Record(stream(), all.Params()));
+    const Projection some(c, DType::kBf16, weight_dtype);
+    for (int64_t pad = 0; pad < 33; pad += 2) {
+      SetFloats(some.o.view().Rows(pad, 1),
+                std::vector<float>(static_cast<size_t>(c.heads * c.channels), std::numeric_limits<float>::quiet_NaN()));
+      some.positions.data<int64_t>()[pad] = 0;
+    }
+    output_projection::Params params = some.Params();
+    for (TensorView* view : {&params.o, &params.positions, &params.rotated, &params.low_rank, &params.out}) {
+      *view = view->Rows(4, 20);
+    }
+    DSV4_ASSERT_OK(output_projection::Record(stream(), params));
+    for (int64_t i = 5; i < 24; i += 2) {
+      EXPECT_TRUE(BitwiseEqual(some.out.view().Rows(i, 1), all.out.view().Rows(i, 1))) << i;
+    }
+    EXPECT_THAT(ToFloats(some.out.view().Rows(0, 4)), Each(testing::IsNan()));
+    EXPECT_THAT(ToFloats(some.out.view().Rows(24, 9)), Each(testing::IsNan()));
+  };
+  check({33, 4, 24, 8, 2, 9, 20}, DType::kF32);
+  check({33, 4, 128, 64, 2, 64, 48}, DType::kE4m3);  // products for tensor cores on a GPU
 }
 
 TEST_F(OutputProjectionTest, RecordsARotationAndTwoProducts) {
+  if (!on_cpu()) GTEST_SKIP() << "records are replayed on the cpu only";
   const Projection projection({2, 4, 8, 4, 2, 3, 5}, DType::kBf16);
   const std::vector<OpRecord> records =
       Capture([&] { return output_projection::Record(stream(), projection.Params()); });

@@ -85,19 +85,19 @@ struct AttendTensorCores {
     };
     if (begin < end) LoadQuery(params, row, first_head, heads, shared);
     Incoming incoming = StartRow(params, list, begin + key_row, slot_of(begin), shared);
-    CommitCopies();
+    CommitAsyncCopies();
     int32_t next_slot = slot_of(begin + kTileRows);
 
     float out[4][8][4] = {};  // [16 heads][8 channels][of the fragment], of the warp's 64 channels
     RunningSoftmax softmax;   // of head key_row, the same in its four threads, but `sum` of this thread's rows alone
     for (int32_t tile = begin; tile < end; tile += kTileRows) {
-      WaitForCopies<0>();
+      WaitForAsyncCopies<0>();
       __syncthreads();  // the last tile's keys are no longer in use
       StoreKeys(incoming, shared);
       // A thread converts what it has brought itself, so its part of `raw` is free again.
       if (tile + kTileRows < end) {
         incoming = StartRow(params, list, tile + kTileRows + key_row, next_slot, shared);
-        CommitCopies();
+        CommitAsyncCopies();
         next_slot = slot_of(tile + 2 * kTileRows);
       }
       __syncthreads();
@@ -155,7 +155,7 @@ struct AttendTensorCores {
       uint8_t* const target =
           shared.q[unit / kUnitsPerLine][head] + tensor_core::SwizzledByte(head, unit % kUnitsPerLine);
       if (head < heads) {
-        CopyAsync16(target, q + (first_head + head) * params.q_head_stride + unit * (kUnit / 2));
+        CopyAsync<16>(target, q + (first_head + head) * params.q_head_stride + unit * (kUnit / 2), 16);
       } else {
         *reinterpret_cast<uint4*>(target) = make_uint4(0, 0, 0, 0);
       }
@@ -174,7 +174,7 @@ struct AttendTensorCores {
 #pragma unroll
     for (int j = 0; j < kUnitsPerThread; ++j) {
       const int byte = (quarter + kThreadsPerRow * j) * kUnit;
-      CopyAsync16(shared.raw[key_row] + byte, at.values + byte);
+      CopyAsync<16>(shared.raw[key_row] + byte, at.values + byte, 16);
     }
     if constexpr (kFormat == RowFormat::kFp8) incoming.scales = *reinterpret_cast<const uint2*>(at.scales);
     return incoming;
