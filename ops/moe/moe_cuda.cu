@@ -356,15 +356,15 @@ absl::Status RecordCuda(Stream& stream, const Params& params) {
   const int64_t inner = scratch.gate.extents[1];
   const int64_t shared_inner = scratch.shared_gate.extents[1];
   Activate::Params activate = {.limit = params.swiglu_limit};
-  activate.parts[0] = {.gate = MakeFloatData(scratch.gate, kWidth),
-                       .up = MakeFloatData(scratch.up, kWidth),
+  activate.parts[0] = {.gate = FloatData::Make(scratch.gate, kWidth),
+                       .up = FloatData::Make(scratch.up, kWidth),
                        .rows = rows * chosen,
                        .inner = inner,
                        .weights = params.expert_weights.As<float>(),
                        .weights_stride = params.expert_weights.strides[0],
                        .chosen = static_cast<int32_t>(chosen)};
-  activate.parts[1] = {.gate = MakeFloatData(scratch.shared_gate, kWidth),
-                       .up = MakeFloatData(scratch.shared_up, kWidth),
+  activate.parts[1] = {.gate = FloatData::Make(scratch.shared_gate, kWidth),
+                       .up = FloatData::Make(scratch.shared_up, kWidth),
                        .rows = rows,
                        .inner = shared_inner,
                        .weights = nullptr,
@@ -377,9 +377,9 @@ absl::Status RecordCuda(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(product(scratch.gate, params.experts.w2, scratch.routed, &experts));
   DSV4_RETURN_IF_ERROR(product(scratch.shared_gate, params.shared.w2, scratch.shared_out, nullptr));
   return Launch<Combine>(stream, {.x = rows, .y = BlocksOfRow<Combine>(channels)}, {},
-                         {.routed = MakeFloatData(scratch.routed, kWidth),
-                          .shared = MakeFloatData(scratch.shared_out, kWidth),
-                          .out = MakeFloatData(params.out, kWidth),
+                         {.routed = FloatData::Make(scratch.routed, kWidth),
+                          .shared = FloatData::Make(scratch.shared_out, kWidth),
+                          .out = FloatData::Make(params.out, kWidth),
                           .out_stride = params.out.strides[0],
                           .channels = channels,
                           .chosen = chosen});

@@ -99,8 +99,8 @@ absl::Status RecordRotationCuda(Stream& stream, const Params& params) {
         absl::StrCat("o: expected rows of fewer than 2^31 elements, got ", heads, " x ", channels));
   }
   const RotationWeights weights = {WeightPointer<float>(params.cos_sin), params.cos_sin.stride(0)};
-  const RotationParams rotation = {.o = MakeFloatData(params.o, kWidth),
-                                   .rotated = MakeFloatData(params.rotated, kWidth),
+  const RotationParams rotation = {.o = FloatData::Make(params.o, kWidth),
+                                   .rotated = FloatData::Make(params.rotated, kWidth),
                                    .positions = params.positions.As<int64_t>(),
                                    .row_stride = params.o.strides[0],
                                    .head_stride = params.o.strides[1],
