@@ -14,6 +14,8 @@
 
 #include "gtest/gtest.h"
 #include "model/numeric_options.h"
+#include "runtime/device.h"
+#include "runtime/stream.h"
 #include "runtime/testing.h"
 #include "tests/generate.h"
 #include "tests/random_model.h"
@@ -528,6 +530,26 @@ TEST_F(EngineTest, RefusesWhatThePrecisionsCachesCannotHold) {
   }
 }
 
+// A stream of another device than the one whose work it passes on.
+class ForwardingStream final : public Stream {
+ public:
+  ForwardingStream(Device& device, std::unique_ptr<Stream> stream) : Stream(device), stream_(std::move(stream)) {}
+
+  absl::Status CopyToDevice(void* destination, const void* source, int64_t bytes) override {
+    return stream_->CopyToDevice(destination, source, bytes);
+  }
+  absl::Status CopyToHost(void* destination, const void* source, int64_t bytes) override {
+    return stream_->CopyToHost(destination, source, bytes);
+  }
+  absl::Status Fill(void* destination, uint8_t value, int64_t bytes) override {
+    return stream_->Fill(destination, value, bytes);
+  }
+  absl::Status Synchronize() override { return stream_->Synchronize(); }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+};
+
 // A device that counts, and that can be told to have no memory left.
 class CountingDevice final : public Device {
  public:
@@ -545,7 +567,10 @@ class CountingDevice final : public Device {
     ++frees;
     device_.Free(memory);
   }
-  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return device_.CreateStream(); }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
+    DSV4_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device_.CreateStream());
+    return std::make_unique<ForwardingStream>(*this, std::move(stream));
+  }
 
   int64_t allocations = 0;
   int64_t frees = 0;
