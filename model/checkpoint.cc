@@ -1,12 +1,11 @@
 #include "model/checkpoint.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
 #include "model/json_fields.h"
+#include "runtime/read_file.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 
@@ -53,9 +52,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
 }
 
 absl::Status Checkpoint::OpenShards(const std::string& index_path) {
-  std::ifstream file(index_path, std::ios::binary);
-  if (!file.is_open()) return absl::NotFoundError(StrCat(index_path, ": cannot be opened"));
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  DSV4_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(index_path));
   DSV4_ASSIGN_OR_RETURN(const JsonFields index, JsonFields::Parse(text, index_path));
   DSV4_ASSIGN_OR_RETURN(const auto file_of, index.StringMap("weight_map"));
 

@@ -1,9 +1,7 @@
 #include "model/config.h"
 
 #include <cmath>
-#include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -11,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "model/json_fields.h"
+#include "runtime/read_file.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 
@@ -391,7 +390,6 @@ absl::Status ValidateModelConfig(const ModelConfig& config) {
            Size{"yarn.original_max_position_embeddings", config.yarn.original_max_position_embeddings},
            Size{"max_position_embeddings", config.max_position_embeddings},
            Size{"hc_mult", config.hc_mult},
-           Size{"hc_sinkhorn_iters", config.hc_sinkhorn_iters},
            Size{"n_routed_experts", config.n_routed_experts},
            Size{"num_experts_per_tok", config.num_experts_per_tok},
            Size{"moe_intermediate_size", config.moe_intermediate_size},
@@ -400,6 +398,8 @@ absl::Status ValidateModelConfig(const ModelConfig& config) {
        }) {
     DSV4_RETURN_IF_ERROR(CheckSize(size.name, size.value, 1, kMaxSize));
   }
+  // More have no effect on fp32, and a step would never end.
+  DSV4_RETURN_IF_ERROR(CheckSize("hc_sinkhorn_iters", config.hc_sinkhorn_iters, 1, 1000));
   struct Real {
     std::string_view name;
     double value;
@@ -478,10 +478,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, std::string_
 }
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file.is_open()) return absl::NotFoundError(StrCat(path, ": cannot be opened"));
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) return absl::DataLossError(StrCat(path, ": cannot be read"));
+  DSV4_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   return ParseModelConfig(text, path);
 }
 

@@ -86,9 +86,9 @@ absl::Status CheckOptions(const ModelConfig& config, const ModelWeights& weights
   return CheckWeights(config, weights);
 }
 
-// The largest number of compressed entries that an indexer has to score for one row.
+// The largest number of compressed entries that an indexer has to score for one row; at least 1, the least width.
 int64_t MaxIndexedEntries(const ModelConfig& config, const CacheSizes& sizes) {
-  int64_t entries = 0;
+  int64_t entries = 1;
   for (const LayerKind& kind : config.layers) {
     if (kind.indexer) entries = std::max(entries, sizes.max_context / kind.ratio);
   }
@@ -140,7 +140,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(Device& device, const M
     for (size_t i = 0; i < config.layers.size(); ++i) {
       if (!config.layers[i].indexer) continue;
       if (shared.indices.empty() || options.keep_selections) {
-        shared = Selection::LayOut(arena, rows, max_indexed, config.index_topk);
+        shared = Selection::LayOut(arena, rows, max_indexed, std::min(config.index_topk, max_indexed));
       }
       d.selections_[i] = shared;
     }

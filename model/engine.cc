@@ -33,6 +33,9 @@ absl::Status CheckOptions(const EngineOptions& options) {
     if (value >= minimum && value <= kMaxSize) continue;
     return absl::InvalidArgumentError(StrCat(name, ": expected ", minimum, " to ", kMaxSize, ", got ", value));
   }
+  if (options.max_context < 1) {
+    return absl::InvalidArgumentError(StrCat("max_context: expected at least 1, got ", options.max_context));
+  }
   if (options.max_step_rows < options.max_requests) {
     return absl::InvalidArgumentError(StrCat("max_step_rows: expected at least max_requests = ", options.max_requests,
                                              ", got ", options.max_step_rows));
@@ -74,10 +77,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(Device& device, const Mod
   decoder_options.numeric = options.numeric;
   decoder_options.sizes.max_requests = options.max_requests;
   decoder_options.sizes.max_context = options.max_context;
-  decoder_options.sizes.max_rows_per_request = options.prefill_chunk;
+  // No request has more rows in a step, no step more rows, than there can be tokens.
+  decoder_options.sizes.max_rows_per_request = std::min(options.prefill_chunk, options.max_context);
   decoder_options.sizes.cache_tokens =
       options.cache_tokens > 0 ? options.cache_tokens : options.max_requests * options.max_context;
-  decoder_options.max_rows = options.max_step_rows + options.extra_pads;
+  engine->options_.max_step_rows = std::min(options.max_step_rows, options.max_requests * options.max_context);
+  decoder_options.max_rows = engine->options_.max_step_rows + options.extra_pads;
   decoder_options.max_logit_rows = options.max_requests;
   decoder_options.mtp = options.mtp;
   decoder_options.keep_selections = options.keep_selections;

@@ -8,11 +8,11 @@
 
 namespace dsv4 {
 
-Selection Selection::LayOut(Arena& arena, int64_t rows, int64_t max_entries, int64_t index_topk) {
+Selection Selection::LayOut(Arena& arena, int64_t rows, int64_t max_entries, int64_t k) {
   Selection selection;
   selection.scores = arena.Add(DType::kF32, {rows, max_entries});
-  selection.indices = arena.Add(DType::kI32, {rows, index_topk});
-  selection.slots = arena.Add(DType::kI32, {rows, index_topk});
+  selection.indices = arena.Add(DType::kI32, {rows, k});
+  selection.slots = arena.Add(DType::kI32, {rows, k});
   return selection;
 }
 

@@ -19,10 +19,10 @@ namespace dsv4 {
 // What the indexer chose, and the scores it chose by.
 struct Selection {
   TensorView scores;   // f32 [N, entries of a context]; columns past a row's count hold garbage
-  TensorView indices;  // i32 [N, index_topk], ascending, -1 past the end
-  TensorView slots;    // i32 [N, index_topk], the same entries as cache slots
+  TensorView indices;  // i32 [N, K], ascending, -1 past the end; K is index_topk, or all entries if they are fewer
+  TensorView slots;    // i32 [N, K], the same entries as cache slots
 
-  static Selection LayOut(Arena& arena, int64_t rows, int64_t max_entries, int64_t index_topk);
+  static Selection LayOut(Arena& arena, int64_t rows, int64_t max_entries, int64_t k);
   Selection FirstRows(int64_t rows) const;
 };
 

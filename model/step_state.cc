@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<StepState>> StepState::Create(Device& device, con
     full.requests = arena.Add(DType::kI32, {max_rows});
     full.positions = arena.Add(DType::kI64, {max_rows});
     full.window_slots = arena.Add(DType::kI64, {max_rows});
-    full.window_list = arena.Add(DType::kI32, {max_rows, config.sliding_window});
+    full.window_list = arena.Add(DType::kI32, {max_rows, std::min(config.sliding_window, sizes.max_context)});
     full.window_counts = arena.Add(DType::kI32, {max_rows});
     for (size_t i = 0; i < plan.compressed.size(); ++i) {
       const LayerKind& kind = plan.compressed[i].kind;

@@ -56,7 +56,7 @@ struct StepContext {
   TensorView positions;  // i64 [N], pads 0
 
   TensorView window_slots;                 // i64 [N]
-  TensorView window_list;                  // i32 [N, sliding_window], slots, -1 past the count
+  TensorView window_list;                  // i32 [N, sliding_window, or the context if that is less], slots, -1 past the count
   TensorView window_counts;                // i32 [N]
   std::vector<CompressedStep> compressed;  // in the cache plan's order
 };

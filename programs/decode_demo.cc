@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> PromptsFromFlags(const ModelCo
     const std::vector<std::string> texts = absl::StrSplit(text, ';');
     for (const std::string& prompt : texts) {
       std::vector<int32_t>& tokens = prompts.emplace_back();
-      const std::vector<std::string> ids = absl::StrSplit(prompt, ',', absl::SkipWhitespace());
+      const std::vector<std::string> ids = absl::StrSplit(prompt, ',');
       for (const std::string& token : ids) {
         DSV4_ASSIGN_OR_RETURN(const int64_t id, ParseInteger("prompts", token));
         if (id < 0 || id >= config.vocab_size) {
@@ -205,17 +205,22 @@ absl::Status Run() {
   PrintModel(checkpoint, weights, numeric, *device);
 
   DSV4_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, PromptsFromFlags(config));
+  if (prompts.empty()) return absl::InvalidArgumentError("--prompt_lengths: expected at least one");
   const int64_t max_new_tokens = absl::GetFlag(FLAGS_max_new_tokens);
+  if (max_new_tokens < 1 || max_new_tokens > config.max_position_embeddings) {
+    return absl::InvalidArgumentError(StrCat("--max_new_tokens: expected 1 to max_position_embeddings = ",
+                                             config.max_position_embeddings, ", got ", max_new_tokens));
+  }
   EngineOptions options;
   options.numeric = numeric;
   options.max_requests = std::max<int64_t>(1, static_cast<int64_t>(prompts.size()));
   // What the longest request needs; the engine refuses what the model cannot address.
   int64_t context = 1;
   for (const std::vector<int32_t>& prompt : prompts) {
-    context = std::max(context, static_cast<int64_t>(prompt.size()) + std::max<int64_t>(1, max_new_tokens) - 1);
+    context = std::max(context, static_cast<int64_t>(prompt.size()) + max_new_tokens - 1);
   }
   options.max_context = std::min(context, config.max_position_embeddings);
-  options.prefill_chunk = absl::GetFlag(FLAGS_prefill_chunk);
+  options.prefill_chunk = std::min(absl::GetFlag(FLAGS_prefill_chunk), options.max_context);
   options.max_step_rows = std::max(options.max_requests, 2 * options.prefill_chunk);
   options.mtp = absl::GetFlag(FLAGS_mtp);
   options.copy_logits = options.mtp;

@@ -254,19 +254,34 @@ absl::StatusOr<FileTensor> CheckHeaderTensor(const std::string& path, const std:
   return tensor;
 }
 
-absl::Status CheckNoOverlap(const std::string& path, const std::map<std::string, FileTensor, std::less<>>& tensors) {
+// The tensors must cover the data without an overlap, a hole or a rest: a header that is off by a byte shows here.
+absl::Status CheckCoverage(const std::string& path, const std::map<std::string, FileTensor, std::less<>>& tensors,
+                           absl::Span<const uint8_t> data) {
   std::vector<const FileTensor*> in_order;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.bytes.empty()) in_order.push_back(&tensor);
   }
   std::sort(in_order.begin(), in_order.end(),
             [](const FileTensor* a, const FileTensor* b) { return a->bytes.data() < b->bytes.data(); });
-  for (size_t i = 1; i < in_order.size(); ++i) {
-    const FileTensor& before = *in_order[i - 1];
-    if (before.bytes.data() + before.bytes.size() > in_order[i]->bytes.data()) {
-      return absl::InvalidArgumentError(StrCat(path, ": tensors ", Quote(before.name), " and ",
-                                               Quote(in_order[i]->name), ": data_offsets overlap"));
+  const uint8_t* end = data.data();
+  const FileTensor* before = nullptr;
+  for (const FileTensor* tensor : in_order) {
+    if (tensor->bytes.data() < end) {
+      return absl::InvalidArgumentError(StrCat(path, ": tensors ", Quote(before->name), " and ", Quote(tensor->name),
+                                               ": data_offsets overlap"));
     }
+    if (tensor->bytes.data() > end) {
+      return absl::InvalidArgumentError(StrCat(path, ": tensor ", Quote(tensor->name), ": expected data_offsets from ",
+                                               end - data.data(), ", got ", tensor->bytes.data() - data.data(),
+                                               ": no tensor has the bytes between"));
+    }
+    end = tensor->bytes.data() + tensor->bytes.size();
+    before = tensor;
+  }
+  const int64_t covered = end - data.data();
+  if (covered != static_cast<int64_t>(data.size())) {
+    return absl::InvalidArgumentError(
+        StrCat(path, ": expected ", covered, " bytes of data after the header, got ", data.size()));
   }
   return absl::OkStatus();
 }
@@ -379,7 +394,7 @@ class SafetensorsFile::Mapping {
 };
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return FileError(errno, path, "cannot open");
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return FileError(errno, path, "cannot read its size");
@@ -420,7 +435,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
                           CheckHeaderTensor(path, name, header_tensor, bytes.subspan(kLengthBytes + header_bytes)));
     file.tensors_.emplace(name, std::move(tensor));
   }
-  DSV4_RETURN_IF_ERROR(CheckNoOverlap(path, file.tensors_));
+  DSV4_RETURN_IF_ERROR(CheckCoverage(path, file.tensors_, bytes.subspan(kLengthBytes + header_bytes)));
   return file;
 }
 

@@ -11,8 +11,7 @@
 //   DSV4_RETURN_IF_ERROR(writer.Write(path));
 //
 // Format: 8 bytes little-endian header length, a JSON header, then the data; offsets are relative to the data.
-// Bytes that no tensor names (between two tensors, or after the last) are accepted, though the format's own library
-// rejects them: writers that align tensors leave them. The writer leaves none.
+// The tensors cover the data exactly: no overlap, no hole, nothing after the last.
 #ifndef DSV4_RUNTIME_SAFETENSORS_H_
 #define DSV4_RUNTIME_SAFETENSORS_H_
 
@@ -57,7 +56,7 @@ class SafetensorsFile {
  public:
   // NotFound if there is no such file. Rejects: a header longer than the file or than 100 MB, JSON that is not one
   // object of tensors (and metadata that is not one of strings), a duplicate or unknown field, a duplicate name, an
-  // unknown dtype, a negative extent, offsets that are out of order, past the end, that overlap another tensor's, or
+  // unknown dtype, a negative extent, offsets that are out of order, past the end, that overlap another tensor's or leave a hole, or
   // whose length is not that of dtype and shape. The file must not be shortened while it is open.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 

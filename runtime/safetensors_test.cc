@@ -365,16 +365,19 @@ TEST_F(SafetensorsTest, RefusesOffsetsThatDoNotFit) {
   EXPECT_THAT(open("[0,8,16]", 16), StatusIs(kInvalid, "got 3"));
 }
 
-TEST_F(SafetensorsTest, RefusesOverlapAndNamesBothTensors) {
-  auto open = [&](const std::string& a, const std::string& b, const std::string& c) {
+TEST_F(SafetensorsTest, RefusesOverlapsAndHolesAndNamesTheTensors) {
+  auto open = [&](const std::string& a, const std::string& b, const std::string& c, int64_t data_bytes = 8) {
     return OpenHeader("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" + a +
                           "},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" + b +
                           "},\"c\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":" + c + "}}",
-                      12);
+                      data_bytes);
   };
   DSV4_EXPECT_OK(open("[0,4]", "[4,8]", "[8,8]"));
   DSV4_EXPECT_OK(open("[4,8]", "[0,4]", "[2,2]"));
-  DSV4_EXPECT_OK(open("[8,12]", "[0,4]", "[4,4]"));  // a hole
+  EXPECT_THAT(open("[5,9]", "[0,4]", "[4,4]", 9),
+              StatusIs(kInvalid, "tensor \"a\": expected data_offsets from 4, got 5"));
+  EXPECT_THAT(open("[1,5]", "[5,9]", "[0,0]", 9), StatusIs(kInvalid, "tensor \"a\": expected data_offsets from 0, got 1"));
+  EXPECT_THAT(open("[0,4]", "[4,8]", "[0,0]", 9), StatusIs(kInvalid, "expected 8 bytes of data after the header, got 9"));
   EXPECT_THAT(open("[0,4]", "[3,7]", "[0,0]"), StatusIs(kInvalid, "tensors \"a\" and \"b\": data_offsets overlap"));
   EXPECT_THAT(open("[3,7]", "[0,4]", "[0,0]"), StatusIs(kInvalid, "tensors \"b\" and \"a\": data_offsets overlap"));
   EXPECT_THAT(open("[0,4]", "[0,4]", "[0,0]"), StatusIs(kInvalid, "data_offsets overlap"));

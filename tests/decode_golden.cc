@@ -35,7 +35,7 @@ namespace {
 std::string DataFile(const std::string& name) {
   absl::StatusOr<std::string> path = FindDataFile("tests/data/" + name);
   EXPECT_TRUE(path.ok()) << path.status();
-  return path.value_or("");
+  return path.ok() ? *path : "";
 }
 
 absl::StatusOr<GoldenVerdict> Check(const GoldenOptions& options, std::ostream& out) {
@@ -76,6 +76,7 @@ std::string WithOneElementChanged(const std::string& expected, const std::string
                                   float change) {
   absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(DataFile(expected));
   EXPECT_TRUE(file.ok()) << file.status();
+  if (!file.ok()) return "";
   SafetensorsWriter writer;
   for (const auto& [key, value] : file->metadata()) writer.SetMetadata(key, value);
   for (const auto& [name, tensor] : file->tensors()) {
@@ -168,7 +169,15 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "checks a checkpoint's decoding against an expected file, or (without --expected) runs the tests over the golden "
       "data.\n  decode_golden --checkpoint=DIR --expected=FILE");
-  absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  if (arguments.size() > 1) {
+    std::cerr << "decode_golden: " << arguments[1] << ": not a flag; see --help\n";
+    return 1;
+  }
   if (!absl::GetFlag(FLAGS_expected).empty()) return dsv4::RunTool();
+  if (!absl::GetFlag(FLAGS_checkpoint).empty()) {
+    std::cerr << "decode_golden: --expected: missing; it says what to check --checkpoint against\n";
+    return 1;
+  }
   return RUN_ALL_TESTS();
 }

@@ -84,6 +84,16 @@ absl::StatusOr<std::vector<Sequence>> ReadSequences(const SafetensorsFile& file,
     DSV4_ASSIGN_OR_RETURN(FileTensor tokens, file.Get(sequence.name + ".tokens", FileDType::kI32, {-1}));
     DSV4_ASSIGN_OR_RETURN(FileTensor prompt_len, file.Get(sequence.name + ".prompt_len", FileDType::kI32, {1}));
     sequence.tokens = tokens.Copy<int32_t>();
+    if (sequence.tokens.size() < 2) {
+      return absl::InvalidArgumentError(StrCat(file.path(), ": ", sequence.name, ".tokens: expected at least 2, got ",
+                                               sequence.tokens.size()));
+    }
+    for (size_t t = 0; t < sequence.tokens.size(); ++t) {
+      if (sequence.tokens[t] < 0 || sequence.tokens[t] >= config.vocab_size) {
+        return absl::InvalidArgumentError(StrCat(file.path(), ": ", sequence.name, ".tokens[", t, "]: expected 0 .. ",
+                                                 config.vocab_size - 1, ", got ", sequence.tokens[t]));
+      }
+    }
     sequence.prompt_len = prompt_len.Copy<int32_t>()[0];
     const int64_t outputs = static_cast<int64_t>(sequence.tokens.size()) - sequence.prompt_len;
     if (sequence.prompt_len < 1 || outputs < 1) {
@@ -215,8 +225,8 @@ absl::StatusOr<std::vector<SequenceRun>> RunSequences(Device& device, const Mode
     engine_options.max_context = std::max(engine_options.max_context, sequence.fed_tokens());
     engine_options.mtp |= sequence.mtp_logits.has_value();
   }
-  engine_options.prefill_chunk = options.prefill_chunk;
-  engine_options.max_step_rows = std::max<int64_t>(2 * options.prefill_chunk, engine_options.max_requests);
+  engine_options.prefill_chunk = std::min(options.prefill_chunk, engine_options.max_context);
+  engine_options.max_step_rows = std::max<int64_t>(2 * engine_options.prefill_chunk, engine_options.max_requests);
   engine_options.copy_logits = true;
   engine_options.keep_selections = keep_selections;
   engine_options.poison = true;
@@ -345,6 +355,7 @@ class GoldenCheck {
     DSV4_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device_.CreateStream());
     DSV4_ASSIGN_OR_RETURN(weights_, LoadModelWeights(checkpoint, device_, *stream));
 
+    DSV4_RETURN_IF_ERROR(CheckNames(file));
     DSV4_RETURN_IF_ERROR(CheckEndToEnd(file));
     DSV4_RETURN_IF_ERROR(CheckLayers(file));
 
@@ -371,6 +382,30 @@ class GoldenCheck {
     numeric_.precision = options_.precision.value_or(bounds_precision_);
     numeric_.indexer_format = options_.indexer_format;
     numeric_.hadamard = options_.hadamard;
+    return absl::OkStatus();
+  }
+
+  // Every tensor of the file must be one that is compared, so that none is passed over because of its name.
+  absl::Status CheckNames(const SafetensorsFile& file) const {
+    std::set<std::string> known;
+    for (const Sequence& sequence : sequences_) {
+      for (const char* field : {".tokens", ".prompt_len", ".logits", ".mtp_logits"}) known.insert(sequence.name + field);
+      for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
+        const std::string prefix = StrCat(sequence.name, ".layer", layer);
+        const LayerKind& kind = config_.layers[layer];
+        if (kind.indexer) known.insert(prefix + ".topk_sorted");
+        if (!file.Has(prefix + ".attn_in")) continue;
+        known.insert({prefix + ".attn_in", prefix + ".attn_out"});
+        if (kind.compressed()) known.insert(prefix + ".entries");
+        if (kind.indexer) known.insert(prefix + ".indexer_keys");
+      }
+    }
+    for (const auto& [name, tensor] : file.tensors()) {
+      if (known.find(name) == known.end()) {
+        return absl::InvalidArgumentError(
+            StrCat(file.path(), ": ", name, ": no tensor that this checkpoint's outputs can be compared with"));
+      }
+    }
     return absl::OkStatus();
   }
 
@@ -439,7 +474,8 @@ class GoldenCheck {
         const LayerKind& kind = config_.layers[layer];
         std::vector<bool> same_selection(in.rows, true);
         if (kind.indexer && file.Has(prefix + ".topk_sorted")) {
-          DSV4_ASSIGN_OR_RETURN(SelectionComparison comparison, CompareLayerSelections(file, prefix, kind, got));
+          DSV4_ASSIGN_OR_RETURN(SelectionComparison comparison, CompareSelections(file, prefix + ".topk_sorted", config_, kind.ratio,
+                                                                                       got.selection, got.scores));
           same_selection = comparison.equal;
           selections.unexplained += comparison.unexplained;
           selections.common += comparison.common;
@@ -481,19 +517,6 @@ class GoldenCheck {
       bounds_.AtLeast("overlap of selections", selections.overlap(), 1.0 - kSlack * (1.0 - limit.overlap));
     }
     return absl::OkStatus();
-  }
-
-  absl::StatusOr<SelectionComparison> CompareLayerSelections(const SafetensorsFile& file, const std::string& prefix,
-                                                             const LayerKind& kind, const LayerResult& got) {
-    const int64_t topk = config_.index_topk;
-    std::vector<std::vector<int32_t>> chosen;
-    for (size_t offset = 0; offset < got.selection.size(); offset += topk) {
-      std::vector<int32_t>& row = chosen.emplace_back();
-      for (int64_t i = 0; i < topk; ++i) {
-        if (got.selection[offset + i] >= 0) row.push_back(got.selection[offset + i]);
-      }
-    }
-    return CompareSelections(file, prefix + ".topk_sorted", config_, kind.ratio, chosen, got.scores);
   }
 
   absl::Status CheckRows(const SafetensorsFile& file, const std::string& name, int64_t cols,

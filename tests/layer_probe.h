@@ -20,7 +20,7 @@ struct LayerResult {
   std::vector<float> attn_out;             // [positions, D]
   std::vector<float> entries;              // [positions / ratio, d]
   std::vector<float> indexer_keys;         // [positions / ratio, di], with an indexer
-  std::vector<int32_t> selection;          // [positions, index_topk], ascending, -1 past the end; with an indexer
+  std::vector<std::vector<int32_t>> selection;  // of each position, the chosen entries, ascending; with an indexer
   std::vector<std::vector<float>> scores;  // of each position, its visible entries; with an indexer
 };
 
