@@ -75,6 +75,17 @@ RowsOfFloats Feed(DecoderDriver& driver, int32_t request, const std::vector<int3
   return logits;
 }
 
+TEST_P(DecoderTest, PoisonIsInEveryCache) {
+  DSV4_ASSERT_OK_AND_ASSIGN(const auto driver, DecoderDriver::Create(model_, Options(2, 64, 8)));
+  DSV4_ASSERT_OK_AND_ASSIGN(const auto caches, driver->CacheBytes());
+  EXPECT_EQ(caches.size(), 4u + 3u * 2u + 2u);
+  for (const std::vector<uint8_t>& bytes : caches) {
+    EXPECT_GT(bytes.size(), 0u);
+    EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 0xff), static_cast<int64_t>(bytes.size()));
+  }
+  for (float value : ToFloats(driver->decoder().scratch().x)) EXPECT_TRUE(value != value);
+}
+
 TEST_P(DecoderTest, GarbageInPadsChangesNothing) {
   const std::vector<int32_t> sequence = Sequence(24, 1);
   DecoderOptions options = Options(/*max_requests=*/2, /*max_context=*/64, /*max_rows=*/8);

@@ -14,6 +14,8 @@
 
 #include "gtest/gtest.h"
 #include "model/numeric_options.h"
+#include "runtime/device.h"
+#include "runtime/stream.h"
 #include "runtime/testing.h"
 #include "tests/generate.h"
 #include "tests/random_model.h"
@@ -47,11 +49,21 @@ class EngineTest : public testing::Test {
   LoadedModel model_;
 };
 
-// One step, which must go well.
+// One step, which must go well and work on something.
 StepReport Step(Engine& engine) {
   absl::StatusOr<StepReport> report = engine.Step();
   EXPECT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(!report.ok() || !report->live_rows.empty()) << "a step of pads";
   return report.ok() ? *std::move(report) : StepReport{};
+}
+
+// All steps that there are, looked at by `visit`; they end early if something is wrong.
+template <typename Visit>
+void Drain(Engine& engine, const Visit& visit) {
+  while (engine.has_work() && !testing::Test::HasFailure()) visit(Step(engine));
+}
+void Drain(Engine& engine) {
+  Drain(engine, [](const StepReport&) {});
 }
 
 int64_t Submit(Engine& engine, const Request& request) {
@@ -77,15 +89,15 @@ TEST_F(EngineTest, GreedyTokensAreTheLargestLogits) {
   DSV4_ASSERT_OK_AND_ASSIGN(auto engine, MakeEngine({.numeric = kFp32, .copy_logits = true}));
   const int64_t id = Submit(*engine, {.prompt = Prompt(5), .max_new_tokens = 6, .ignore_eos = true});
   int64_t outputs = 0;
-  while (engine->has_work()) {
-    for (const StepOutput& output : Step(*engine).outputs) {
+  Drain(*engine, [&](const StepReport& report) {
+    for (const StepOutput& output : report.outputs) {
       EXPECT_EQ(output.request_id, id);
       EXPECT_EQ(output.index, outputs++);
       ASSERT_EQ(static_cast<int64_t>(output.logits.size()), model_.config.vocab_size);
       EXPECT_EQ(output.token, ArgMax(output.logits));
       EXPECT_TRUE(output.mtp_logits.empty()) << "without MTP";
     }
-  }
+  });
   EXPECT_EQ(outputs, 6);
   EXPECT_EQ(engine->phase(id), RequestPhase::kFinished);
 }
@@ -255,7 +267,7 @@ TEST_F(EngineTest, TheLastPositionThatFitsWorksAndOneMoreIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, "expected at most max_context = 37"));
   // The whole context as a prompt: its last token's output is still wanted.
   EXPECT_GE(Submit(*engine, {.prompt = Prompt(kContext), .max_new_tokens = 1}), 0);
-  while (engine->has_work()) Step(*engine);
+  Drain(*engine);
   EXPECT_EQ(engine->outputs(0).size(), 1u);
 }
 
@@ -333,7 +345,7 @@ TEST_F(EngineTest, ARequestThatDoesNotFitYetWaitsAndIsNotOvertaken) {
   const int64_t c = Submit(*engine, one_block);
 
   // c would fit beside a, but b was first.
-  while (engine->phase(a) != RequestPhase::kFinished) {
+  while (engine->phase(a) != RequestPhase::kFinished && !HasFailure()) {
     EXPECT_EQ(engine->phase(b), RequestPhase::kWaiting);
     EXPECT_EQ(engine->phase(c), RequestPhase::kWaiting);
     Step(*engine);
@@ -341,7 +353,7 @@ TEST_F(EngineTest, ARequestThatDoesNotFitYetWaitsAndIsNotOvertaken) {
   Step(*engine);
   EXPECT_EQ(engine->phase(b), RequestPhase::kDecode);
   EXPECT_EQ(engine->phase(c), RequestPhase::kDecode);
-  while (engine->has_work()) Step(*engine);
+  Drain(*engine);
 
   const std::pair<int64_t, Request> requests[] = {{a, three_blocks}, {b, two_blocks}, {c, one_block}};
   for (const auto& [id, request] : requests) {
@@ -381,9 +393,9 @@ TEST_F(EngineTest, CancelWorksInEveryPhase) {
   EXPECT_THAT(engine->Cancel(-1), StatusIs(absl::StatusCode::kNotFound, "request -1"));
 
   // The others go on as if nothing had been; the last begins in the blocks that came free.
-  while (engine->has_work()) {
-    for (const StepRow& row : Step(*engine).live_rows) EXPECT_TRUE(row.request_id == stays || row.request_id == next);
-  }
+  Drain(*engine, [&](const StepReport& report) {
+    for (const StepRow& row : report.live_rows) EXPECT_TRUE(row.request_id == stays || row.request_id == next);
+  });
   DSV4_ASSERT_OK_AND_ASSIGN(const Generation alone, Alone(survivor));
   EXPECT_EQ(engine->outputs(stays), alone.tokens);
   EXPECT_EQ(engine->outputs(next), alone.tokens);
@@ -514,9 +526,29 @@ TEST_F(EngineTest, RefusesWhatThePrecisionsCachesCannotHold) {
     }
     DSV4_ASSERT_OK(engine);
     Submit(**engine, {.prompt = Prompt(9), .max_new_tokens = 2, .ignore_eos = true});
-    while ((*engine)->has_work()) Step(**engine);
+    Drain(**engine);
   }
 }
+
+// A stream of another device than the one whose work it passes on.
+class ForwardingStream final : public Stream {
+ public:
+  ForwardingStream(Device& device, std::unique_ptr<Stream> stream) : Stream(device), stream_(std::move(stream)) {}
+
+  absl::Status CopyToDevice(void* destination, const void* source, int64_t bytes) override {
+    return stream_->CopyToDevice(destination, source, bytes);
+  }
+  absl::Status CopyToHost(void* destination, const void* source, int64_t bytes) override {
+    return stream_->CopyToHost(destination, source, bytes);
+  }
+  absl::Status Fill(void* destination, uint8_t value, int64_t bytes) override {
+    return stream_->Fill(destination, value, bytes);
+  }
+  absl::Status Synchronize() override { return stream_->Synchronize(); }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+};
 
 // A device that counts, and that can be told to have no memory left.
 class CountingDevice final : public Device {
@@ -535,7 +567,10 @@ class CountingDevice final : public Device {
     ++frees;
     device_.Free(memory);
   }
-  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return device_.CreateStream(); }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
+    DSV4_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device_.CreateStream());
+    return std::make_unique<ForwardingStream>(*this, std::move(stream));
+  }
 
   int64_t allocations = 0;
   int64_t frees = 0;
@@ -553,7 +588,7 @@ TEST_F(EngineTest, AllocatesNothingAfterCreate) {
     const int64_t allocations = device.allocations;
     EXPECT_GT(allocations, 0);
     for (int64_t i = 0; i < 3; ++i) Submit(*engine, {.prompt = Prompt(40, i), .max_new_tokens = 4, .ignore_eos = true});
-    while (engine->has_work()) Step(*engine);
+    Drain(*engine);
     EXPECT_EQ(device.allocations, allocations);
     EXPECT_EQ(device.frees, 0);
   }
@@ -577,6 +612,34 @@ TEST_F(EngineTest, EveryFailedAllocationIsReportedAndNothingLeaks) {
   EXPECT_GE(failures, 3) << "inputs, caches and buffers at least";
 }
 
+TEST_F(EngineTest, EveryDecodingRequestGetsARowInEveryStep) {
+  DSV4_ASSERT_OK_AND_ASSIGN(auto engine,
+                            MakeEngine({.numeric = kFp32, .max_requests = 5, .max_step_rows = 5, .prefill_chunk = 5}));
+  for (int64_t i = 0; i < 4; ++i) Submit(*engine, {.prompt = Prompt(1, i), .max_new_tokens = 8, .ignore_eos = true});
+  EXPECT_EQ(Step(*engine).prefill_rows, 4);
+  // A long prompt has what is left of the steps, and no more.
+  Submit(*engine, {.prompt = Prompt(40), .max_new_tokens = 1, .ignore_eos = true});
+  for (int64_t step = 0; step < 7; ++step) {
+    const StepReport report = Step(*engine);
+    EXPECT_EQ(report.decode_rows, 4);
+    EXPECT_EQ(report.prefill_rows, 1);
+    EXPECT_EQ(report.outputs.size(), 4u);
+    EXPECT_EQ(report.finished.size(), step == 6 ? 4u : 0u);
+  }
+  EXPECT_EQ(Step(*engine).prefill_rows, 5);
+}
+
+TEST_F(EngineTest, SelectionsAreKeptApartOnRequest) {
+  DSV4_ASSERT_OK_AND_ASSIGN(const LoadedModel model,
+                            LoadRandomModel(RandomModel(SmallModelConfig({kRatio4, kRatio4}), /*seed=*/36)));
+  for (bool keep : {false, true}) {
+    DSV4_ASSERT_OK_AND_ASSIGN(auto engine, Engine::Create(*model.device, model.config, model.weights,
+                                                          {.numeric = kFp32, .keep_selections = keep}));
+    const bool shared = engine->decoder().selection(0).indices.data == engine->decoder().selection(1).indices.data;
+    EXPECT_EQ(shared, !keep);
+  }
+}
+
 // With fewer than index_topk entries all of them are listed; with more, index_topk different ones.
 TEST_F(EngineTest, SelectionsAreOfVisibleEntriesEachOnce) {
   DSV4_ASSERT_OK_AND_ASSIGN(auto engine, MakeEngine({.numeric = kFp32,
@@ -590,8 +653,7 @@ TEST_F(EngineTest, SelectionsAreOfVisibleEntriesEachOnce) {
   Submit(*engine, {.prompt = Prompt(50, 1), .max_new_tokens = 5, .ignore_eos = true});
   Submit(*engine, {.prompt = Prompt(9, 2), .max_new_tokens = 20, .ignore_eos = true});
   int64_t rows = 0;
-  while (engine->has_work()) {
-    const StepReport report = Step(*engine);
+  Drain(*engine, [&](const StepReport& report) {
     const std::vector<int64_t> indices = ToInts(engine->decoder().selection(1).indices);
     const int64_t k = model_.config.index_topk;
     std::set<int64_t> live;
@@ -612,7 +674,7 @@ TEST_F(EngineTest, SelectionsAreOfVisibleEntriesEachOnce) {
       if (live.count(row) > 0) continue;
       for (int64_t c = 0; c < k; ++c) EXPECT_EQ(indices[row * k + c], -1) << "a pad selects nothing";
     }
-  }
+  });
   EXPECT_EQ(rows, 54 + 28);
 }
 

@@ -529,10 +529,16 @@ absl::Status LaunchMix(Stream& stream, const TensorView& streams, const WeightVi
                        const WeightView& base, const TensorView& out, const MixRequest& request) {
   const int64_t count = streams.extents[1], channels = streams.extents[2];
   DSV4_RETURN_IF_ERROR(CheckStreamCount(count));
+  // fn's rows are read from the start of each stream on.
+  const WeightView fn_by_stream(TensorView{.data = fn.view().data,
+                                           .dtype = fn.dtype(),
+                                           .rank = 3,
+                                           .extents = {fn.extent(0), count, channels},
+                                           .strides = {fn.stride(0), channels, 1}});
   const auto launch = [&](auto access) {
     using Access = decltype(access);
     using Kernel = MixStreams<Access>;
-    const typename Kernel::Weights weights = {.fn = Kernel::Fn::Make(fn, 4),
+    const typename Kernel::Weights weights = {.fn = Kernel::Fn::Make(fn_by_stream, 4),
                                               .scale = WeightPointer<float>(scale),
                                               .base = WeightPointer<float>(base),
                                               .fn_stride = fn.stride(0),
@@ -562,8 +568,7 @@ absl::Status LaunchMix(Stream& stream, const TensorView& streams, const WeightVi
         stream, {.x = CeilDiv(params.rows, Kernel::kRows) * Kernel::kCluster, .cluster = Kernel::kCluster}, weights,
         params, Kernel::SharedFloats(weights.mixes) * static_cast<int64_t>(sizeof(float)));
   };
-  // fn's rows are read from the start of each stream on.
-  if (!AllowsVectors(fn.view(), 4)) return launch(AnyAccess());
+  if (!AllowsVectors(fn_by_stream.view(), 4)) return launch(AnyAccess());
   return DispatchAccess({streams, out}, {}, kWidth, launch);
 }
 
