@@ -33,9 +33,6 @@ absl::Status CheckOptions(const EngineOptions& options) {
     if (value >= minimum && value <= kMaxSize) continue;
     return absl::InvalidArgumentError(StrCat(name, ": expected ", minimum, " to ", kMaxSize, ", got ", value));
   }
-  if (options.max_context < 1) {
-    return absl::InvalidArgumentError(StrCat("max_context: expected at least 1, got ", options.max_context));
-  }
   if (options.max_step_rows < options.max_requests) {
     return absl::InvalidArgumentError(StrCat("max_step_rows: expected at least max_requests = ", options.max_requests,
                                              ", got ", options.max_step_rows));

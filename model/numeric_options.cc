@@ -24,4 +24,10 @@ absl::StatusOr<Precision> ParsePrecision(std::string_view name) {
       StrCat("precision: expected fp32, bf16 or published, got \"", name, "\""));
 }
 
+absl::StatusOr<RowFormat> ParseIndexerFormat(std::string_view name) {
+  if (name == "fp8") return RowFormat::kFp8Key;
+  if (name == "mxfp4") return RowFormat::kMxfp4Key;
+  return absl::InvalidArgumentError(StrCat("indexer: expected fp8 or mxfp4, got \"", name, "\""));
+}
+
 }  // namespace dsv4

@@ -21,6 +21,9 @@ enum class Precision : uint8_t {
 std::string_view PrecisionName(Precision precision);
 absl::StatusOr<Precision> ParsePrecision(std::string_view name);
 
+// "fp8", "mxfp4": the formats of an indexer's keys, as flags name them.
+absl::StatusOr<RowFormat> ParseIndexerFormat(std::string_view name);
+
 struct NumericOptions {
   Precision precision = Precision::kPublished;
   RowFormat indexer_format = RowFormat::kFp8Key;  // or kMxfp4Key; fp32 precision keeps keys in fp32

@@ -23,6 +23,13 @@ TEST(Precision, OtherNamesAreRefused) {
   }
 }
 
+TEST(NumericOptions, NamesTheIndexerFormats) {
+  EXPECT_EQ(ParseIndexerFormat("fp8").value(), RowFormat::kFp8Key);
+  EXPECT_EQ(ParseIndexerFormat("mxfp4").value(), RowFormat::kMxfp4Key);
+  EXPECT_THAT(ParseIndexerFormat("fp4"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "indexer: expected fp8 or mxfp4, got \"fp4\""));
+}
+
 TEST(NumericOptions, Fp32QuantisesNothing) {
   for (RowFormat format : {RowFormat::kFp8Key, RowFormat::kMxfp4Key}) {
     const NumericOptions numeric = {.precision = Precision::kFp32, .indexer_format = format};

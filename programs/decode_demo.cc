@@ -79,11 +79,7 @@ absl::StatusOr<std::unique_ptr<Device>> DeviceFromFlag() {
 absl::StatusOr<NumericOptions> NumericFromFlags() {
   NumericOptions numeric;
   DSV4_ASSIGN_OR_RETURN(numeric.precision, ParsePrecision(absl::GetFlag(FLAGS_precision)));
-  const std::string indexer = absl::GetFlag(FLAGS_indexer);
-  if (indexer != "fp8" && indexer != "mxfp4") {
-    return absl::InvalidArgumentError(StrCat("--indexer: expected fp8 or mxfp4, got \"", indexer, "\""));
-  }
-  numeric.indexer_format = indexer == "fp8" ? RowFormat::kFp8Key : RowFormat::kMxfp4Key;
+  DSV4_ASSIGN_OR_RETURN(numeric.indexer_format, ParseIndexerFormat(absl::GetFlag(FLAGS_indexer)));
   return numeric;
 }
 

@@ -141,11 +141,7 @@ absl::StatusOr<GoldenOptions> OptionsFromFlags() {
   if (const std::string name = absl::GetFlag(FLAGS_precision); !name.empty()) {
     DSV4_ASSIGN_OR_RETURN(options.precision, ParsePrecision(name));
   }
-  const std::string indexer = absl::GetFlag(FLAGS_indexer);
-  if (indexer != "mxfp4" && indexer != "fp8") {
-    return absl::InvalidArgumentError(StrCat("indexer: expected mxfp4 or fp8, got \"", indexer, "\""));
-  }
-  options.indexer_format = indexer == "mxfp4" ? RowFormat::kMxfp4Key : RowFormat::kFp8Key;
+  DSV4_ASSIGN_OR_RETURN(options.indexer_format, ParseIndexerFormat(absl::GetFlag(FLAGS_indexer)));
   options.hadamard = absl::GetFlag(FLAGS_hadamard);
   options.prefill_chunk = absl::GetFlag(FLAGS_prefill_chunk);
   return options;

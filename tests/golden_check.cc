@@ -16,6 +16,7 @@
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "tests/layer_probe.h"
+#include "tests/read_selection.h"
 
 namespace dsv4 {
 namespace {
@@ -187,14 +188,8 @@ absl::Status KeepSelections(Engine& engine, Stream& stream, const StepReport& re
   const ModelConfig& config = engine.decoder().config();
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
     if (!config.layers[layer].indexer) continue;
-    const Selection& selection = engine.decoder().selection(layer);
-    std::vector<int32_t> indices(selection.indices.num_elements());
-    std::vector<float> scores(selection.scores.num_elements());
-    DSV4_RETURN_IF_ERROR(stream.CopyToHost(indices.data(), selection.indices.data, selection.indices.num_bytes()));
-    DSV4_RETURN_IF_ERROR(stream.CopyToHost(scores.data(), selection.scores.data, selection.scores.num_bytes()));
-    DSV4_RETURN_IF_ERROR(stream.Synchronize());
-    const int64_t topk = selection.indices.extents[1];
-    const int64_t width = selection.scores.extents[1];
+    DSV4_ASSIGN_OR_RETURN(const HostSelection selection,
+                          HostSelection::Read(stream, engine.decoder().selection(layer)));
     for (const StepRow& row : report.live_rows) {
       SequenceRun& run = runs[sequence_of.at(row.request_id)];
       auto& chosen = run.selections[layer];
@@ -202,12 +197,8 @@ absl::Status KeepSelections(Engine& engine, Stream& stream, const StepReport& re
       const size_t needed = static_cast<size_t>(row.position) + 1;
       if (chosen.size() < needed) chosen.resize(needed);
       if (scored.size() < needed) scored.resize(needed);
-      for (int64_t i = 0; i < topk; ++i) {
-        const int32_t index = indices[row.row * topk + i];
-        if (index >= 0) chosen[row.position].push_back(index);
-      }
-      const float* first = scores.data() + row.row * width;
-      scored[row.position].assign(first, first + (row.position + 1) / config.layers[layer].ratio);
+      chosen[row.position] = selection.Chosen(row.row);
+      scored[row.position] = selection.Scores(row.row, (row.position + 1) / config.layers[layer].ratio);
     }
   }
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "runtime/paged_rows.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
+#include "tests/read_selection.h"
 
 namespace dsv4 {
 namespace {
@@ -111,19 +112,10 @@ absl::Status LayerProbe::RunChunk(int64_t layer, const float* inputs, int64_t fi
   DSV4_RETURN_IF_ERROR(CopyOut(*stream_, scratch.y, result.attn_out));
   if (!indexed) return absl::OkStatus();
 
-  std::vector<int32_t> indices(selection.indices.num_elements());
-  DSV4_RETURN_IF_ERROR(stream_->CopyToHost(indices.data(), selection.indices.data, selection.indices.num_bytes()));
-  std::vector<float> scores;
-  DSV4_RETURN_IF_ERROR(CopyOut(*stream_, selection.scores, scores));
-  const int64_t width = selection.scores.extents[1];
-  const int64_t topk = selection.indices.extents[1];
+  DSV4_ASSIGN_OR_RETURN(const HostSelection host, HostSelection::Read(*stream_, selection));
   for (int64_t i = 0; i < count; ++i) {
-    std::vector<int32_t>& chosen = result.selection.emplace_back();
-    for (int64_t k = 0; k < topk; ++k) {
-      if (indices[i * topk + k] >= 0) chosen.push_back(indices[i * topk + k]);
-    }
-    const int64_t visible = (first_position + i + 1) / attention.kind().ratio;
-    result.scores.emplace_back(scores.begin() + i * width, scores.begin() + i * width + visible);
+    result.selection.push_back(host.Chosen(i));
+    result.scores.push_back(host.Scores(i, (first_position + i + 1) / attention.kind().ratio));
   }
   return absl::OkStatus();
 }

@@ -4,11 +4,28 @@
 
 #include "ops/compress_store/compress_store_cuda.h"
 #include "ops/compress_store/kernel_choice.h"
+#include "ops/declared_accesses/declared_accesses.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::compress_store {
+namespace {
+
+AccessList Accesses(const Params& params) {
+  return AccessList()
+      .Read("state_cache", params.state_cache)
+      .Read("state_slots", params.state_slots)
+      .Read("state_block_table", params.state_block_table)
+      .Read("requests", params.requests)
+      .Read("positions", params.positions)
+      .Weight("norm_weight", params.norm_weight)
+      .Weight("cos_sin", params.cos_sin)
+      .Read("entry_slots", params.entry_slots)
+      .Write("entries", params.entries.pages);
+}
+
+}  // namespace
 
 absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("entries", params.entries.pages, {DType::kU8}, {kAnyExtent, kAnyExtent}));
@@ -43,31 +60,13 @@ absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("cos_sin", params.cos_sin, {DType::kF32}, {kAnyExtent, rope_size}));
   DSV4_RETURN_IF_ERROR(CheckTensor("entry_slots", params.entry_slots, {DType::kI64}, {tokens}));
 
-  const TensorView& pages = params.entries.pages;
-  DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("entries", pages));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "state_cache", params.state_cache));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "state_slots", params.state_slots));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "state_block_table", params.state_block_table));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "requests", params.requests));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "positions", params.positions));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "norm_weight", params.norm_weight.view()));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("entries", pages, "cos_sin", params.cos_sin.view()));
-  return CheckDisjoint("entries", pages, "entry_slots", params.entry_slots);
+  return CheckWritesDisjoint(Accesses(params));
 }
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
   return stream.Enqueue({.op = "compress_store",
-                         .accesses = AccessList()
-                                         .Read("state_cache", params.state_cache)
-                                         .Read("state_slots", params.state_slots)
-                                         .Read("state_block_table", params.state_block_table)
-                                         .Read("requests", params.requests)
-                                         .Read("positions", params.positions)
-                                         .Weight("norm_weight", params.norm_weight)
-                                         .Weight("cos_sin", params.cos_sin)
-                                         .Read("entry_slots", params.entry_slots)
-                                         .Write("entries", params.entries.pages),
+                         .accesses = Accesses(params),
                          .run = [params] { RunCpu(params); },
                          .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params, ChooseKernel(params)); })});
 }

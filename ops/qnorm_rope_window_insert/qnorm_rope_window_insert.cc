@@ -2,12 +2,26 @@
 
 #include <cstdint>
 
+#include "ops/declared_accesses/declared_accesses.h"
 #include "ops/qnorm_rope_window_insert/qnorm_rope_window_insert_cuda.h"
 #include "runtime/status.h"
 #include "runtime/str_cat.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::qnorm_rope_window_insert {
+namespace {
+
+AccessList Accesses(const Params& params) {
+  return AccessList()
+      .ReadWrite("q", params.q)
+      .Read("kv", params.kv)
+      .Read("slots", params.slots)
+      .Read("positions", params.positions)
+      .Weight("cos_sin", params.cos_sin)
+      .Write("window", params.window.pages);
+}
+
+}  // namespace
 
 absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("window", params.window.pages, {DType::kU8}, {kAnyExtent, kAnyExtent}));
@@ -28,30 +42,13 @@ absl::Status Validate(const Params& params) {
     return absl::InvalidArgumentError(StrCat("eps: expected at least 0, got ", params.eps));
   }
 
-  const TensorView& pages = params.window.pages;
-  DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("q", params.q));
-  DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("window", pages));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("q", params.q, "window", pages));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("q", params.q, "kv", params.kv));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("q", params.q, "slots", params.slots));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("q", params.q, "positions", params.positions));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("q", params.q, "cos_sin", params.cos_sin.view()));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("window", pages, "kv", params.kv));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("window", pages, "slots", params.slots));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("window", pages, "positions", params.positions));
-  return CheckDisjoint("window", pages, "cos_sin", params.cos_sin.view());
+  return CheckWritesDisjoint(Accesses(params));
 }
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
   return stream.Enqueue({.op = "qnorm_rope_window_insert",
-                         .accesses = AccessList()
-                                         .ReadWrite("q", params.q)
-                                         .Read("kv", params.kv)
-                                         .Read("slots", params.slots)
-                                         .Read("positions", params.positions)
-                                         .Weight("cos_sin", params.cos_sin)
-                                         .Write("window", params.window.pages),
+                         .accesses = Accesses(params),
                          .run = [params] { RunCpu(params); },
                          .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }

@@ -2,11 +2,27 @@
 
 #include <cstdint>
 
+#include "ops/declared_accesses/declared_accesses.h"
 #include "ops/sample/sample_cuda.h"
 #include "runtime/status.h"
 #include "runtime/tensor_check.h"
 
 namespace dsv4::sample {
+namespace {
+
+AccessList Accesses(const Params& params) {
+  return AccessList()
+      .Read("logits", params.logits)
+      .Read("rows", params.rows)
+      .Read("positions", params.positions)
+      .Read("temperatures", params.temperatures)
+      .Read("seeds", params.seeds)
+      .Read("request_ids", params.request_ids)
+      .Write("tokens", params.tokens)
+      .ReadWrite("next_tokens", params.next_tokens);
+}
+
+}  // namespace
 
 absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("logits", params.logits, {DType::kF32}, {kAnyExtent, kAnyExtent}));
@@ -20,33 +36,13 @@ absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("tokens", params.tokens, {DType::kI32}, {wanted}));
   DSV4_RETURN_IF_ERROR(CheckTensor("next_tokens", params.next_tokens, {DType::kI32}, {params.positions.extents[0]}));
 
-  const struct {
-    const char* name;
-    const TensorView& view;
-  } written[] = {{"tokens", params.tokens}, {"next_tokens", params.next_tokens}};
-  for (const auto& output : written) {
-    DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "logits", params.logits));
-    DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "rows", params.rows));
-    DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "positions", params.positions));
-    DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "temperatures", params.temperatures));
-    DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "seeds", params.seeds));
-    DSV4_RETURN_IF_ERROR(CheckDisjoint(output.name, output.view, "request_ids", params.request_ids));
-  }
-  return CheckDisjoint("tokens", params.tokens, "next_tokens", params.next_tokens);
+  return CheckWritesDisjoint(Accesses(params));
 }
 
 absl::Status Record(Stream& stream, const Params& params) {
   DSV4_RETURN_IF_ERROR(Validate(params));
   return stream.Enqueue({.op = "sample",
-                         .accesses = AccessList()
-                                         .Read("logits", params.logits)
-                                         .Read("rows", params.rows)
-                                         .Read("positions", params.positions)
-                                         .Read("temperatures", params.temperatures)
-                                         .Read("seeds", params.seeds)
-                                         .Read("request_ids", params.request_ids)
-                                         .Write("tokens", params.tokens)
-                                         .ReadWrite("next_tokens", params.next_tokens),
+                         .accesses = Accesses(params),
                          .run = [params] { RunCpu(params); },
                          .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params); })});
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ops/declared_accesses/declared_accesses.h"
 #include "ops/save_partial_states/save_partial_states_cuda.h"
 #include "runtime/device.h"
 #include "runtime/status.h"
@@ -9,6 +10,19 @@
 #include "runtime/tensor_check.h"
 
 namespace dsv4::save_partial_states {
+namespace {
+
+AccessList Accesses(const Params& params) {
+  return AccessList()
+      .Read("kv", params.kv)
+      .Read("score", params.score)
+      .Weight("ape", params.ape)
+      .Read("positions", params.positions)
+      .Read("slots", params.slots)
+      .Write("state_cache", params.state_cache);
+}
+
+}  // namespace
 
 absl::Status Validate(const Params& params) {
   DSV4_RETURN_IF_ERROR(CheckTensor("kv", params.kv, {DType::kF32, DType::kBf16}, {kAnyExtent, kAnyExtent}));
@@ -30,12 +44,7 @@ absl::Status Validate(const Params& params) {
                head_size, ", got ", params.state_cache.ToString()));
   }
 
-  DSV4_RETURN_IF_ERROR(CheckNoSelfOverlap("state_cache", params.state_cache));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("state_cache", params.state_cache, "kv", params.kv));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("state_cache", params.state_cache, "score", params.score));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("state_cache", params.state_cache, "ape", params.ape.view()));
-  DSV4_RETURN_IF_ERROR(CheckDisjoint("state_cache", params.state_cache, "positions", params.positions));
-  return CheckDisjoint("state_cache", params.state_cache, "slots", params.slots);
+  return CheckWritesDisjoint(Accesses(params));
 }
 
 absl::Status Record(Stream& stream, const Params& params) {
@@ -43,13 +52,7 @@ absl::Status Record(Stream& stream, const Params& params) {
   const SlotCheck check = MakeSlotCheck(stream.device().slot_report(), "save_partial_states", params.slots,
                                         params.state_cache.extents[0] * params.state_cache.extents[1]);
   return stream.Enqueue({.op = "save_partial_states",
-                         .accesses = AccessList()
-                                         .Read("kv", params.kv)
-                                         .Read("score", params.score)
-                                         .Weight("ape", params.ape)
-                                         .Read("positions", params.positions)
-                                         .Read("slots", params.slots)
-                                         .Write("state_cache", params.state_cache),
+                         .accesses = Accesses(params),
                          .run = [params, check] { RunCpu(params, check); },
                          .launch = DSV4_IF_CUDA([&] { return RecordCuda(stream, params, check); })});
 }
